@@ -1,0 +1,1 @@
+"""DualMap: cache-affine, load-aware routing for a cluster of LLM engines."""

@@ -1,0 +1,1 @@
+"""The `dualmap` command, one file a command."""

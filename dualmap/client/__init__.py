@@ -1,0 +1,1 @@
+"""The Python client: routers in turn, retry on the backup."""

@@ -1,0 +1,1 @@
+"""The simulated engine and the fake vLLM and SGLang servers."""

@@ -1,0 +1,1 @@
+"""gRPC plumbing: conversion, status, interceptors, server, clients."""

@@ -1,0 +1,1 @@
+"""Redis: the only place that knows a key name, a command or a TTL."""

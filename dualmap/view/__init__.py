@@ -1,0 +1,1 @@
+"""Follows Redis: ring, loads, KV index and their freshness; decides nothing."""

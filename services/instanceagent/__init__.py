@@ -1,0 +1,1 @@
+"""The queue before an engine, its KV index, its measured cost."""

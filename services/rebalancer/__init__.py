@@ -1,0 +1,1 @@
+"""Moves waiting requests off overheated instances, one plan a round."""

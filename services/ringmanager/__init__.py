@@ -1,0 +1,1 @@
+"""Membership, leases, ring parameters, epochs, heat tree, split table."""

@@ -1,0 +1,1 @@
+"""Polls the agents and keeps loads and the KV index in Redis."""
