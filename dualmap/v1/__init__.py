@@ -1,1 +1,1 @@
-"""Generated from protos/dualmap/v1; never edited."""
+"""Generated from protos/, committed, never edited: run `make proto`."""
