@@ -115,9 +115,7 @@ class Superseded(DualMapError):
     reason = "SUPERSEDED"
 
     def __init__(self, request_id: str, attempt: int) -> None:
-        super().__init__(
-            f"request {request_id!r} attempt {attempt} gave way to a higher attempt; stop following it"
-        )
+        super().__init__(f"request {request_id!r} attempt {attempt} gave way to a higher attempt; stop following it")
         self.request_id = request_id
         self.attempt = attempt
 
@@ -128,9 +126,7 @@ class ParameterMismatch(DualMapError):
     reason = "PARAMETER_MISMATCH"
 
     def __init__(self, field: str, ours: object, theirs: object) -> None:
-        super().__init__(
-            f"{field} differs: ours {ours}, theirs {theirs}; follow the published ring parameters"
-        )
+        super().__init__(f"{field} differs: ours {ours}, theirs {theirs}; follow the published ring parameters")
         self.field = field
         self.ours = ours
         self.theirs = theirs
@@ -155,6 +151,17 @@ class NotLeader(DualMapError):
         where = f"the leader is {leader}" if leader else "the leader is not known yet; try the next address"
         super().__init__(f"this process is a standby; {where}")
         self.leader = leader
+
+
+class StaleLeader(DualMapError):
+    """The caller's fencing epoch is past: it no longer leads and must stop acting as leader."""
+
+    reason = "STALE_LEADER"
+
+    def __init__(self, epoch: int, newest_epoch: int) -> None:
+        super().__init__(f"fencing epoch {epoch} is past, {newest_epoch} leads; stop acting as leader")
+        self.epoch = epoch
+        self.newest_epoch = newest_epoch
 
 
 class NotFound(DualMapError):

@@ -1,4 +1,4 @@
-"""State of one instance as it travels from its agent to every view: values only, no arithmetic (see load.py, kv_index.py)."""
+"""State of one instance as it travels from its agent to every view: values only (arithmetic: load.py, kv_index.py)."""
 
 from __future__ import annotations
 

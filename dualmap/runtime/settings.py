@@ -1,0 +1,213 @@
+"""Settings blocks that every service shares: `DUALMAP_…` variables over one YAML file, read once, then frozen.
+
+Refuses unknown keys, values out of bounds, contradictions, and places kept for what is not built yet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _split_commas(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
+"""Several names: a list in YAML, separated by commas in a variable."""
+
+
+class Block(BaseModel):
+    """A frozen group of settings that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+
+
+class RedisSettings(Block):
+    """Where the shared state lives, and how long a call to it may take."""
+
+    url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="redis://, rediss:// or unix:// with user and password inside; the port Redis itself chose.",
+    )
+    socket_timeout_s: float = Field(
+        default=0.3,
+        gt=0,
+        le=30,
+        description="Longest wait for one answer; a thousand times a loopback round trip, a tenth of a lease.",
+    )
+    connect_timeout_s: float = Field(
+        default=0.3, gt=0, le=30, description="Longest wait for a connection; as the answer's, for the same reason."
+    )
+    retries: int = Field(
+        default=1, ge=0, le=5, description="Second tries of a command; the client's own ten would outlast a lease."
+    )
+    sentinel_master: str | None = Field(
+        default=None, description="Master's name at the sentinels. Not built yet: must be absent."
+    )
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        scheme = urlsplit(self.url).scheme
+        if scheme not in {"redis", "rediss", "unix"}:
+            raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {scheme or 'nothing'}")
+        if self.sentinel_master is not None:
+            raise ValueError("sentinel_master is not built yet; give the url of one server")
+        return self
+
+
+class ServerSettings(Block):
+    """The gRPC port."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback, as nothing is encrypted yet.")
+    port: Port = Field(default=0, description="0 is any free port: each service names its own default.")
+    insecure: bool = Field(
+        default=False, description="Serve others than this machine without TLS; must be said, never assumed."
+    )
+    tls_cert_path: Path | None = Field(default=None, description="Certificate. Not built yet: must be absent.")
+    tls_key_path: Path | None = Field(default=None, description="Private key. Not built yet: must be absent.")
+    tls_ca_path: Path | None = Field(default=None, description="Clients' authority. Not built yet: must be absent.")
+    drain_grace_s: float = Field(
+        default=5.0, ge=0, le=300, description="Time running calls get at stop; half of the usual 10 s before a kill."
+    )
+    max_concurrent_rpcs: int = Field(
+        default=256, ge=1, le=65536, description="Calls at once; the next is RESOURCE_EXHAUSTED, so queues stay short."
+    )
+    max_message_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        ge=1024,
+        le=64 * 1024 * 1024,
+        description="Largest message; 4 MiB carries a million token ids.",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_the_unprotected(self) -> Self:
+        if self.tls_cert_path or self.tls_key_path or self.tls_ca_path:
+            raise ValueError("TLS is not built yet; remove tls_cert_path, tls_key_path and tls_ca_path")
+        if not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} reaches beyond this machine without TLS; say insecure: true to allow it"
+            )
+        return self
+
+
+class MetricsSettings(Block):
+    """The HTTP port for Prometheus, liveness and readiness."""
+
+    host: str | None = Field(default=None, description="Address to listen on; absent, the server's, as it is as open.")
+    port: Port | None = Field(default=0, description="0 is any free port; none serves no metrics.")
+
+
+class LogSettings(Block):
+    """What is logged to stderr, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level logged; at info the route path logs nothing."
+    )
+    format: Literal["json", "console"] = Field(default="json", description="json for machines, console for people.")
+
+
+class PoolSettings(Block):
+    """The pool of instances that can stand in for one another."""
+
+    name: str = Field(
+        default="default",
+        pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$",
+        description="Part of every Redis key and of every metric; one pool needs no other name.",
+    )
+    models: CommaList = Field(
+        default=("default",),
+        min_length=1,
+        max_length=64,
+        description="Names the pool answers to, the first by default.",
+    )
+    ttft_slo_ms: int = Field(
+        default=5000, ge=1, le=3_600_000, description="Objective for the first token; the paper's evaluation uses 5 s."
+    )
+    hash_key: SecretStr = Field(
+        default=SecretStr(""), description="Keys the block hashes, so that they say nothing outside; empty is no key."
+    )
+
+
+class ServiceSettings(BaseSettings):
+    """What every service reads; a service adds its own blocks by inheriting."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DUALMAP_",
+        env_nested_delimiter="__",
+        env_parse_none_str="none",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+    )
+
+    redis: RedisSettings = RedisSettings()
+    server: ServerSettings = ServerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    pool: PoolSettings = PoolSettings()
+
+    @property
+    def metrics_host(self) -> str:
+        """Address of the metrics port."""
+        return self.metrics.host or self.server.host
+
+    @model_validator(mode="after")
+    def _refuse_open_metrics(self) -> Self:
+        if not self.server.insecure and not is_loopback(self.metrics_host):
+            raise ValueError("metrics.host reaches beyond this machine; say server.insecure: true to allow it")
+        if self.metrics.port and self.metrics.port == self.server.port:
+            raise ValueError("metrics.port and server.port are the same port")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  (the names are pydantic's)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Variables first, then what the file said (`load_settings` passes it as arguments)."""
+        return env_settings, init_settings
+
+    def printable(self) -> dict[str, Any]:
+        """All settings, for one log line at start, with every secret masked."""
+        printable = self.model_dump(mode="json")
+        printable["redis"]["url"] = mask_password(self.redis.url)
+        return printable
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def mask_password(url: str) -> str:
+    """The URL with neither password nor query, which may hold one too."""
+    parts = urlsplit(url)
+    netloc = parts.netloc
+    if "@" in netloc:
+        user, _, _ = netloc.rpartition("@")[0].partition(":")
+        netloc = f"{user}:***@{netloc.rpartition('@')[2]}"
+    return parts._replace(netloc=netloc, query="***" if parts.query else "").geturl()
+
+
+def variable_name(location: tuple[str | int, ...]) -> str:
+    """The variable that sets the field at this place."""
+    return "DUALMAP_" + "__".join(str(part).upper() for part in location)
