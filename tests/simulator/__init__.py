@@ -1,1 +1,0 @@
-"""Promises kept by simulator."""
