@@ -1,0 +1,40 @@
+"""The `dualmap` command: one file a subcommand. Errors a user can act on are one line on stderr and exit code 1 or 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dualmap.cli import demo, replay, route, simulate, up
+from dualmap.cli.processes import StartError
+from dualmap.core.errors import DualMapError
+from dualmap.simulator.trace import TraceError
+
+app = typer.Typer(
+    name="dualmap",
+    help="Cache-aware, load-aware routing for clusters of LLM engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("route")(route.route)
+app.command("replay")(replay.replay)
+app.add_typer(simulate.app, name="simulate")
+
+
+def main() -> None:
+    """Run the command."""
+    try:
+        app()
+    except (StartError, TraceError, DualMapError, TimeoutError) as error:
+        sys.stderr.write(f"dualmap: {error}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

