@@ -1,0 +1,125 @@
+"""Router side of the bookings: work sent to one instance that its reports do not show yet (design §6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dualmap.core.state import EMPTY_WAITING, SLACK_BUCKETS, TicketsSeen
+
+
+@dataclass(frozen=True, slots=True)
+class _Booking:
+    slot: int
+    work_s: float
+    miss_hashes: Sequence[int]
+    miss_tokens: int
+    booked_ms: float
+
+
+class Bookings:
+    """Bookings of one router on one instance and one life of its agent, in order of sequence and time."""
+
+    __slots__ = ("_blocks", "_booked", "_last_sequence", "_waiting", "miss_tokens")
+
+    def __init__(self) -> None:
+        self._last_sequence = 0
+        self._booked: dict[int, _Booking] = {}
+        self._waiting: list[float] = list(EMPTY_WAITING)
+        self._blocks: dict[int, int] = {}
+        self.miss_tokens: int = 0
+        """Uncached prefill tokens booked."""
+
+    def next_sequence(self) -> int:
+        """The next ticket's sequence, from 1 without gaps for this life of the agent."""
+        self._last_sequence += 1
+        return self._last_sequence
+
+    def add(  # noqa: PLR0917 - one booking, told flat: this is on the path of every decision
+        self,
+        sequence: int,
+        work_s: float,
+        slack_bucket: int,
+        priority_class: int,
+        miss_hashes: Sequence[int],
+        miss_tokens: int,
+        now_ms: float,
+    ) -> None:
+        """Book ``work_s`` seconds of prefill; ``miss_hashes`` count as future hits. A repeated sequence replaces."""
+        self.release(sequence)
+        slot = priority_class * SLACK_BUCKETS + slack_bucket
+        self._booked[sequence] = _Booking(slot, work_s, miss_hashes, miss_tokens, now_ms)
+        self._waiting[slot] += work_s
+        self.miss_tokens += miss_tokens
+        blocks = self._blocks
+        for block in miss_hashes:
+            blocks[block] = blocks.get(block, 0) + 1
+
+    def release(self, sequence: int) -> bool:
+        """Take one booking back; False when it is not held (covered, expired or never made)."""
+        booking = self._booked.pop(sequence, None)
+        if booking is None:
+            return False
+        if self._booked:
+            self._waiting[booking.slot] = max(0.0, self._waiting[booking.slot] - booking.work_s)
+        else:
+            # Empty is exactly zero: no rounding error outlives the bookings that made it.
+            self._waiting = list(EMPTY_WAITING)
+        self.miss_tokens -= booking.miss_tokens
+        for block in booking.miss_hashes:
+            left = self._blocks[block] - 1
+            if left:
+                self._blocks[block] = left
+            else:
+                del self._blocks[block]
+        return True
+
+    def cover(self, seen: TicketsSeen) -> int:
+        """Remove exactly what the agent's report shows; how many that were."""
+        covered = [sequence for sequence in self._booked if sequence <= seen.watermark]
+        bits = seen.seen
+        while bits:
+            lowest = bits & -bits
+            covered.append(seen.watermark + lowest.bit_length())
+            bits ^= lowest
+        return sum(self.release(sequence) for sequence in covered)
+
+    def expire(self, now_ms: float, ttl_ms: float) -> int:
+        """Remove bookings older than ``ttl_ms``; how many that were."""
+        expired = []
+        for sequence, booking in self._booked.items():
+            if now_ms - booking.booked_ms <= ttl_ms:
+                break
+            expired.append(sequence)
+        for sequence in expired:
+            self.release(sequence)
+        return len(expired)
+
+    def clear(self) -> None:
+        """A new life of the agent: every ticket is void and sequences start again at 1."""
+        self._last_sequence = 0
+        self._booked = {}
+        self._waiting = list(EMPTY_WAITING)
+        self._blocks = {}
+        self.miss_tokens = 0
+
+    @property
+    def waiting_s(self) -> tuple[float, ...]:
+        """Booked seconds of prefill, flat as ``LoadReport.waiting_s``."""
+        return tuple(self._waiting) if self._booked else EMPTY_WAITING
+
+    @property
+    def booked_s(self) -> float:
+        """Booked seconds of prefill in all."""
+        return sum(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._booked)
+
+    def extra_blocks(self, hashes: Sequence[int], from_block: int) -> int:
+        """Blocks booked without a gap from ``from_block`` on: future hits beyond the index's leading run."""
+        blocks = self._blocks
+        position = from_block
+        while position < len(hashes) and hashes[position] in blocks:
+            position += 1
+        return position - from_block
