@@ -1,4 +1,4 @@
-"""Prompt message -> hash chain, with every refusal naming its field. Keeps nothing of the prompt but hashes and counts."""
+"""Prompt message -> hash chain, every refusal naming its field. Keeps nothing of the prompt but hashes and counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_PER_TOKEN = 4
 _UNSPECIFIED = 0
 
 
-def chain_of(
+def chain_of(  # noqa: PLR0917  (what a hash is made of)
     prompt: types_pb2.Prompt,
     model: str,
     lora: str,
@@ -60,7 +60,7 @@ def block_hashes_of(chain: Chain) -> types_pb2.BlockHashes:
 
 
 def chain_of_listed(message: types_pb2.BlockHashes, field: str = "blocks") -> Chain:
-    """The inverse of ``block_hashes_of``: hashes between our own processes, taken as they are. Raises InvalidRequest."""
+    """The inverse of ``block_hashes_of``: hashes between our own processes, as they are. Raises InvalidRequest."""
     kind = int(message.chain) or int(ChainKind.TOKENS)
     if kind not in _KINDS:
         raise InvalidRequest(f"{field}.chain", f"unknown chain kind {kind}")
@@ -73,7 +73,7 @@ def chain_of_listed(message: types_pb2.BlockHashes, field: str = "blocks") -> Ch
 _KINDS = frozenset(int(kind) for kind in ChainKind)
 
 
-def _chain_of_hashes(
+def _chain_of_hashes(  # noqa: PLR0917  (same)
     message: types_pb2.BlockHashes,
     model: str,
     lora: str,

@@ -1,0 +1,103 @@
+"""What a client says and a router answers, as values (events: request_events). No transport, no generated message."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt in exactly one form; make it with ``of_tokens``, ``of_text``, ``of_hashes`` or ``of_caller_ids``."""
+
+    token_ids: bytes | None = None
+    text: str | None = field(default=None, repr=False)
+    hashes: tuple[int, ...] | None = None
+    caller: bool = False
+    prompt_tokens: int = 0
+    block_tokens: int = 0
+
+    @classmethod
+    def of_tokens(cls, token_ids: bytes | Iterable[int]) -> Self:
+        """From token ids: numbers, or bytes of little-endian uint32."""
+        if isinstance(token_ids, bytes):
+            return cls(token_ids=token_ids)
+        ids = tuple(token_ids)
+        return cls(token_ids=struct.pack(f"<{len(ids)}I", *ids))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """From plain text, hashed over its UTF-8 bytes: for want of a tokenizer only."""
+        return cls(text=text)
+
+    @classmethod
+    def of_hashes(cls, hashes: Iterable[int], prompt_tokens: int, block_tokens: int = 0) -> Self:
+        """From hashes made as the protocol says; ``block_tokens`` 0 is the ring's."""
+        return cls(hashes=tuple(hashes), prompt_tokens=prompt_tokens, block_tokens=block_tokens)
+
+    @classmethod
+    def of_caller_ids(cls, ids: Iterable[int], prompt_tokens: int, block_tokens: int) -> Self:
+        """From the caller's own cumulative prefix ids, one for each full block of ``block_tokens``."""
+        return cls(hashes=tuple(ids), caller=True, prompt_tokens=prompt_tokens, block_tokens=block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiBody:
+    """An OpenAI HTTP request as it came, for engines that speak HTTP."""
+
+    path: str
+    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stream: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to be placed and run. ``attempt`` counts from 1; a limit or SLO of 0 is the engine's or the pool's."""
+
+    request_id: str
+    prompt: Prompt
+    attempt: int = 1
+    model: str = ""
+    lora: str = ""
+    cache_salt: str = field(default="", repr=False)
+    max_output_tokens: int = 0
+    ttft_slo_ms: int = 0
+    priority: int = 0
+    exclude: tuple[str, ...] = ()
+    openai: OpenAiBody | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to reach an instance; ``http_address`` is empty where its agent has no HTTP port."""
+
+    instance_id: str
+    grpc_address: str
+    http_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes. ``ticket`` is opaque, for the agent as it is; a negative ``state_age_ms`` means never."""
+
+    request_id: str
+    attempt: int
+    instance: Address
+    backup: Address | None
+    ticket: bytes = field(repr=False)
+    reason: str
+    predicted_ttft_ms: float
+    hit_tokens: int
+    key_blocks: int
+    ring_epoch: int
+    state_age_ms: float
+    traceparent: str = ""
+
+    @property
+    def ticket_header(self) -> str:
+        """The ticket as an HTTP header's value: base64."""
+        return base64.b64encode(self.ticket).decode("ascii")
