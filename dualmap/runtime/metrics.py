@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -34,7 +35,8 @@ class Exposition:
     def __init__(self, registry: CollectorRegistry, host: str, port: int, health: Health | None = None) -> None:
         """Listen at once (port 0: any free one). Raises StartError when the port is in use."""
         try:
-            self._server = make_server(host, port, _application(registry, health), ThreadingWSGIServer, _SilentHandler)
+            server = _Ipv6Server if ":" in host else ThreadingWSGIServer
+            self._server = make_server(host, port, _application(registry, health), server, _SilentHandler)
         except OSError as error:
             raise StartError(f"metrics port {host}:{port}: {error.strerror}") from error
         self.port: int = self._server.server_port
@@ -90,6 +92,10 @@ class InstanceSeries:
         return due
 
 
+class _Ipv6Server(ThreadingWSGIServer):
+    address_family = socket.AF_INET6
+
+
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the parent's name)
         """A scrape is not worth a line."""
@@ -103,7 +109,8 @@ def _application(
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            return metrics(environ, start_response)
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
         if health is not None and path in {"/livez", "/readyz"}:
             well = health.alive if path == "/livez" else health.ready
             lines = [f"{state.name}: {state.problem or 'ok'}\n" for state in health.states()]

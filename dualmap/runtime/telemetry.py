@@ -100,9 +100,8 @@ def start_telemetry(service: str, environ: Mapping[str, str] = os.environ) -> Te
     exporter = QuietExporter(_exporter_of(kind, environ))
     for name in _LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # The name given here is only the default: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before it.
-    resource = Resource({"service.name": f"dualmap-{service}"}).merge(Resource.create())
-    if resource.attributes.get("service.name", "").__str__().startswith("unknown_service"):
+    resource = Resource.create()
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": f"dualmap-{service}"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))

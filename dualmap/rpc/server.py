@@ -1,0 +1,175 @@
+"""gRPC servers, asyncio and thread-pool: limits, health, reflection, tracing, error mapping, graceful stop.
+
+A stop says NOT_SERVING first, then sets ``stopping`` (endless streams must watch it), then gives calls their grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry.instrumentation.grpc import aio_server_interceptor, filters, server_interceptor
+
+from dualmap.rpc.health import AioHealthServicer, SyncHealthServicer
+from dualmap.rpc.interceptors import Handler, RpcMetrics, wrap_handlers
+from dualmap.runtime.health import Health
+from dualmap.runtime.lifetime import StartError
+from dualmap.runtime.settings import ServerSettings
+from dualmap.runtime.telemetry import Telemetry
+
+S = TypeVar("S")
+Registration = Callable[[S, Any], None]
+"""A generated ``add_…Servicer_to_server``."""
+
+_HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+# Half of the clients' 60 s: a ping that comes early by jitter is not punished.
+_LEAST_PING_INTERVAL_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What a server shares with the rest of its process."""
+
+    health: Health
+    metrics: RpcMetrics
+    telemetry: Telemetry
+
+
+class AioServer:
+    """An asyncio server; made, started and stopped in one loop."""
+
+    def __init__(self, settings: ServerSettings, parts: ServerParts) -> None:
+        self.stopping = asyncio.Event()
+        self.port = 0
+        self._settings = settings
+        self._health = parts.health
+        self._metrics = parts.metrics
+        interceptors = []
+        if parts.telemetry.enabled:
+            interceptors.append(
+                aio_server_interceptor(parts.telemetry.provider, filters.negate(filters.health_check()))
+            )
+        self._server = grpc.aio.server(
+            interceptors=interceptors,
+            options=_options(settings),
+            maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
+        )
+        self._names: list[str] = []
+
+    def add(self, register: Registration[S], servicer: S) -> None:
+        """Serve one more service; before `start`."""
+        register(servicer, _Registrar(self._server, self._metrics, self._names))
+
+    async def start(self) -> int:
+        """Listen and serve; gives the port. Raises StartError in one line when the port cannot be had."""
+        servicer = AioHealthServicer(self._health, self.stopping)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        reflection.enable_server_reflection(_reflected(self._names), self._server)
+        self.port = _bind(self._server.add_insecure_port, self._settings)
+        await self._server.start()
+        return self.port
+
+    async def stop(self) -> None:
+        """NOT_SERVING, end the streams, wait for the calls within the grace, cancel the rest."""
+        self._health.stop()
+        self.stopping.set()
+        # One turn of the loop: watchers hear NOT_SERVING before their stream ends.
+        await asyncio.sleep(0)
+        await self._server.stop(self._settings.drain_grace_s)
+
+
+class SyncServer:
+    """A thread-pool server, for short unary calls; each open stream holds one of ``threads``."""
+
+    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int) -> None:
+        self.stopping = threading.Event()
+        self.port = 0
+        self._settings = settings
+        self._health = parts.health
+        self._metrics = parts.metrics
+        interceptors = []
+        if parts.telemetry.enabled:
+            interceptors.append(server_interceptor(parts.telemetry.provider, filters.negate(filters.health_check())))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._server = grpc.server(
+            self._pool,
+            interceptors=interceptors,
+            options=_options(settings),
+            maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
+        )
+        self._names: list[str] = []
+        self._servicer = SyncHealthServicer(parts.health)
+
+    def add(self, register: Registration[S], servicer: S) -> None:
+        """Serve one more service; before `start`."""
+        register(servicer, _Registrar(self._server, self._metrics, self._names))
+
+    def start(self) -> int:
+        """Listen and serve; gives the port. Raises StartError in one line when the port cannot be had."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
+        reflection.enable_server_reflection(_reflected(self._names), self._server)
+        self.port = _bind(self._server.add_insecure_port, self._settings)
+        self._server.start()
+        return self.port
+
+    def stop(self) -> None:
+        """NOT_SERVING, end the streams, wait for the calls within the grace, cancel the rest. Blocks until done."""
+        self._health.stop()
+        self.stopping.set()
+        self._servicer.end_watches()
+        self._server.stop(self._settings.drain_grace_s).wait()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Registrar:
+    """Stands for the server while a service registers, and wraps its handlers on the way."""
+
+    def __init__(self, server: grpc.Server | grpc.aio.Server, metrics: RpcMetrics, names: list[str]) -> None:
+        self._server = server
+        self._metrics = metrics
+        self._names = names
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Nothing: generated code hands the same handlers over by `add_registered_method_handlers`."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Register the wrapped handlers both ways, as generated code does."""
+        wrapped = wrap_handlers(service, handlers, self._metrics)
+        server = cast("Any", self._server)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
+        server.add_registered_method_handlers(service, wrapped)
+        self._names.append(service)
+
+
+def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+    return [
+        # On by default, and then a second process takes half of the calls in silence.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
+    ]
+
+
+def _reflected(names: list[str]) -> tuple[str, ...]:
+    return (*names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
+
+
+def _bind(add_port: Callable[[str], int], settings: ServerSettings) -> int:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.port}"
+    try:
+        port = add_port(address)
+    except RuntimeError as error:
+        raise StartError(f"gRPC port {address} is in use, or not ours to take") from error
+    if port == 0:
+        raise StartError(f"gRPC port {address} is in use, or not ours to take")
+    return port
