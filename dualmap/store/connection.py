@@ -1,0 +1,66 @@
+"""The one way to a Redis or Valkey server, and the check that it is configured as this store needs.
+
+Refuses to guess: a server that evicts keys or is older than 7.0 is reported, not worked around.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+OLDEST_VERSION = (7, 0)
+"""Only commands of this version are used."""
+
+StoreError = RedisError
+"""What every store method raises when the server does not answer or answers with an error: the caller may try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """How to reach the server. ``socket_timeout_s`` bounds each answer, blocking reads included."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    socket_timeout_s: float = 0.3
+    connect_timeout_s: float = 0.3
+    retries: int = 1
+    client_name: str = "dualmap"
+
+
+def connect(options: RedisOptions | str) -> Redis:
+    """A client that connects on first use; close it with ``aclose()``. One a process is enough.
+
+    Commands are sent again after a lost connection, so every write of this store is conditional or idempotent.
+    """
+    if isinstance(options, str):
+        options = RedisOptions(url=options)
+    client: Redis = Redis.from_url(
+        options.url,
+        socket_timeout=options.socket_timeout_s,
+        socket_connect_timeout=options.connect_timeout_s,
+        retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), options.retries),
+        retry_on_error=[RedisConnectionError, RedisTimeoutError],
+        client_name=options.client_name,
+        legacy_responses=False,
+    )
+    return client
+
+
+async def server_problems(client: Redis) -> tuple[str, ...]:
+    """What is wrong with the server's configuration, one line each; empty when it suits. Raises StoreError."""
+    # INFO, not CONFIG GET: managed servers forbid the latter.
+    info = await client.info()
+    problems = []
+    version = str(info.get("redis_version", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_VERSION:
+        problems.append(f"server version {version} is older than 7.0: upgrade it")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        problems.append(f"maxmemory-policy is {policy}: set noeviction, or keys vanish under memory pressure")
+    return tuple(problems)

@@ -1,0 +1,32 @@
+"""Runs the Lua scripts that lie in scripts/; each is loaded once a process and again when the server forgot it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
+
+Answer = list[int | bytes | None]
+"""What our scripts return: a flat list, first a status number."""
+
+
+class Script:
+    """One script on one client."""
+
+    def __init__(self, client: Redis, name: str) -> None:
+        text = files(__package__).joinpath("scripts", f"{name}.lua").read_text()
+        self._script: AsyncScript = client.register_script(text)
+
+    async def run(self, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Answer:
+        """The script's answer. Raises StoreError."""
+        answer = await self._script(keys=list(keys), args=list(args))
+        if not isinstance(answer, list):
+            raise TypeError(f"a script answered {type(answer).__name__}, not a list")
+        return answer
+
+
+def number(value: int | bytes | None) -> int:
+    """A number of an answer; absent is 0. Scripts return 64-bit numbers as text, for Lua's are doubles."""
+    return int(value) if value is not None else 0
