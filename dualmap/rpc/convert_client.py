@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dualmap.rpc.request_events import (
+from dualmap.rpc.route_values import (
+    Address,
     Done,
+    Event,
     FirstToken,
     HttpChunk,
+    Prompt,
     Pulse,
     Queued,
-    RequestEvent,
+    Request,
+    Route,
     Started,
     Tokens,
 )
-from dualmap.rpc.route_values import Address, Prompt, Request, Route
 from dualmap.v1 import agent_pb2, router_pb2, types_pb2
 
 
@@ -93,14 +96,14 @@ def submit_message(request: Request, ticket: bytes, instance_id: str) -> agent_p
     return message
 
 
-def event_value(message: agent_pb2.RequestEvent) -> RequestEvent:
+def event_value(message: agent_pb2.RequestEvent) -> Event:
     """One event as a value; an event this version does not know is a sign of life."""
     kind = message.WhichOneof("event")
     if kind == "tokens":
         return Tokens(message.tokens.count, message.tokens.data)
     if kind == "http_chunk":
         chunk = message.http_chunk
-        return HttpChunk(chunk.data, chunk.status, dict(chunk.headers))
+        return HttpChunk(chunk.status, dict(chunk.headers), chunk.data)
     if kind == "first_token":
         first = message.first_token
         return FirstToken(

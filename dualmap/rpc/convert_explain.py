@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dualmap.core.choose import Candidate, Decision, Reason
-from dualmap.rpc.convert_route import age_ms
-from dualmap.v1 import router_pb2
+from dualmap.v1 import router_pb2, types_pb2
 
 RULES: Mapping[Reason, str] = {
     Reason.CACHE_HIT: "The pair's longer cached prefix won: its prediction is within the affinity limit.",
@@ -42,7 +41,7 @@ def explanation(explained: Explained) -> router_pb2.ExplainResponse:
     return router_pb2.ExplainResponse(
         request_id=explained.request_id,
         attempt=explained.attempt,
-        reason=int(decision.reason),  # type: ignore[arg-type]
+        reason=types_pb2.Reason.ValueType(int(decision.reason)),
         rule=RULES[decision.reason],
         key=decision.key,
         key_blocks=decision.key_blocks,
@@ -66,7 +65,7 @@ def _candidate(candidate: Candidate, chosen_id: str) -> router_pb2.CandidateExpl
         booked_s=candidate.booked_s,
         prefill_s=candidate.prefill_s,
         predicted_ttft_ms=candidate.predicted_ttft_s * 1000,
-        state_age_ms=age_ms(candidate),
+        state_age_ms=candidate.state_age_ms,
         chosen=candidate.instance_id == chosen_id,
         admitting=candidate.admitting,
     )
@@ -117,7 +116,7 @@ def view_message(facts: ViewFacts) -> router_pb2.GetViewResponse:
 def _instance(facts: InstanceFacts) -> router_pb2.InstanceView:
     return router_pb2.InstanceView(
         instance_id=facts.instance_id,
-        state=facts.state,  # type: ignore[arg-type]
+        state=types_pb2.InstanceState.ValueType(facts.state),
         incarnation=facts.incarnation,
         agent_epoch=facts.agent_epoch,
         version=facts.version,

@@ -150,12 +150,12 @@ def answer_bytes(booked: Booked, addresses: AddressBook) -> bytes:
     message = router_pb2.RouteResponse(
         request_id=booked.request_id,
         instance=addresses[chosen.instance_id],
-        reason=int(decision.reason),  # type: ignore[arg-type]
+        reason=types_pb2.Reason.ValueType(int(decision.reason)),
         predicted_ttft_ms=chosen.predicted_ttft_s * 1000,
         hit_tokens=chosen.hit_tokens,
         key_blocks=decision.key_blocks,
         ring_epoch=booked.ring_epoch,
-        state_age_ms=age_ms(chosen),
+        state_age_ms=chosen.state_age_ms,
         attempt=booked.attempt,
     )
     if backup is not None:
@@ -178,7 +178,7 @@ def _fill_ticket(ticket: types_pb2.Ticket, booked: Booked) -> None:
     ticket.key_blocks = decision.key_blocks
     ticket.prompt_tokens = booked.prompt_tokens
     ticket.traceparent = booked.traceparent
-    ticket.reason = int(decision.reason)  # type: ignore[assignment]
+    ticket.reason = types_pb2.Reason.ValueType(int(decision.reason))
     _fill_promise(ticket.chosen, decision.chosen)
     if decision.backup is not None:
         _fill_promise(ticket.backup, decision.backup)
@@ -188,8 +188,3 @@ def _fill_promise(promise: types_pb2.Promise, candidate: Candidate) -> None:
     promise.instance_id = candidate.instance_id
     promise.hit_tokens = candidate.hit_tokens
     promise.predicted_ttft_ms = candidate.predicted_ttft_s * 1000
-
-
-def age_ms(candidate: Candidate) -> float:
-    """Age of the state a candidate was judged by, milliseconds; negative when none was ever heard."""
-    return -1.0 if candidate.state_age_ms is None else candidate.state_age_ms

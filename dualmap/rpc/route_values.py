@@ -1,4 +1,4 @@
-"""What a client says and a router answers, as values (events: request_events). No transport, no generated message."""
+"""What a client says and hears, as values: requests, routes, events. No transport, no generated message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Self
 class Prompt:
     """A prompt in exactly one form; make it with ``of_tokens``, ``of_text``, ``of_hashes`` or ``of_caller_ids``."""
 
-    token_ids: bytes | None = None
+    token_ids: bytes | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
-    hashes: tuple[int, ...] | None = None
+    hashes: tuple[int, ...] | None = field(default=None, repr=False)
     caller: bool = False
     prompt_tokens: int = 0
     block_tokens: int = 0
@@ -101,3 +101,73 @@ class Route:
     def ticket_header(self) -> str:
         """The ticket as an HTTP header's value: base64."""
         return base64.b64encode(self.ticket).decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits at an instance, ``position`` requests before it."""
+
+    instance_id: str
+    position: int
+    predicted_ttft_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine has the request; ``waited_ms`` is since its submission, at all holders."""
+
+    instance_id: str
+    waited_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token is out; ``ttft_ms`` is since the submission, at all holders."""
+
+    instance_id: str
+    ttft_ms: float
+    hit_tokens: int
+    prompt_tokens: int
+    prefill_ms: float
+    data: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """More tokens, batched; ``data`` is text where the engine gives one."""
+
+    count: int
+    data: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a request; times in milliseconds since its submission, at all holders."""
+
+    instance_id: str
+    output_tokens: int
+    total_ms: float
+    ttft_ms: float
+    waited_ms: float
+    hit_tokens: int
+    prompt_tokens: int
+    handovers: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life, where nothing else is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpChunk:
+    """Part of the engine's HTTP answer; ``status`` and ``headers`` come with the first part only."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes = field(repr=False)
+
+
+Event = Queued | Started | FirstToken | Tokens | Done | Pulse | HttpChunk
+"""One event of a request's life."""
