@@ -1,0 +1,368 @@
+"""What waits before an engine: bounded, ordered by policy, cheap at ten thousand waiting.
+
+It refuses to know the engine: the caller says how much room there is, and takes the requests it gives out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from dualmap.core.errors import Overloaded
+from dualmap.core.load import BUCKET_LIMITS, priority_class
+from dualmap.core.queue_order import OrderOptions, feasible_by_class, fifo_rank, hit_first_rank, rest_rank
+from dualmap.core.state import PRIORITY_CLASSES, SLACK_BUCKETS, QueuePolicy
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """A request that waits. Times are milliseconds of the holder's own clock; ``prefill_s`` is the cost of its miss."""
+
+    request_id: str
+    attempt: int
+    deadline_ms: float
+    submitted_ms: float
+    priority: int
+    prompt_tokens: int
+    miss_tokens: int
+    hit_tokens: int = 0
+    prefill_s: float = 0.0
+    hashes: Sequence[int] = ()
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """(request id, attempt)."""
+        return (self.request_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Most that may wait. ``max_wait_ms``: who waited longer is shed."""
+
+    max_requests: int = 10_000
+    max_tokens: int = 200_000_000
+    max_wait_ms: float = 120_000.0
+
+
+_Key = tuple[float, float, int]
+_Item = tuple[float, float, int, WaitingRequest]
+"""Sort key of three numbers (the last is unique), then the request."""
+
+
+class _Entry:
+    """Where a request stands: its place list and its key there."""
+
+    __slots__ = ("aged_key", "key", "place", "request")
+
+    def __init__(self, request: WaitingRequest, place: list[_Item], key: _Key, aged_key: _Key) -> None:
+        self.request = request
+        self.place = place
+        self.key = key
+        self.aged_key = aged_key
+
+
+def _take(place: list[_Item], key: _Key) -> None:
+    index = bisect_left(place, key)
+    del place[index]
+
+
+class WaitingQueue:
+    """A queue under one policy.
+
+    ``slo``: in a class the earliest deadlines that can still be met (Moore-Hodgson over the window), then everything
+    else, oldest first. Pushing and removing cost a binary search and a memory move; the plan is made at most every
+    ``recompute_ms`` and only over the window.
+    """
+
+    def __init__(
+        self,
+        policy: QueuePolicy = QueuePolicy.SLO,
+        bounds: QueueBounds | None = None,
+        options: OrderOptions | None = None,
+    ) -> None:
+        self.policy = policy
+        self.bounds = bounds or QueueBounds()
+        self.options = options or OrderOptions()
+        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._live: tuple[list[_Item], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
+        self._late: list[_Item] = []
+        self._aged: list[_Item] = []
+        self._sequence = 0
+        self._tokens = 0
+        self._miss_tokens = 0
+        self._plan: deque[WaitingRequest] = deque()
+        self._dropped: list[tuple[float, int, WaitingRequest]] = []
+        self._planned_ms: float | None = None
+        self._dirty = True
+        self._since_aged = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, identity: tuple[str, int]) -> bool:
+        return identity in self._entries
+
+    def __iter__(self) -> Iterator[WaitingRequest]:
+        """All that waits, in no order that means anything."""
+        return (entry.request for entry in self._entries.values())
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens waiting."""
+        return self._tokens
+
+    @property
+    def miss_tokens(self) -> int:
+        """Uncached prompt tokens waiting."""
+        return self._miss_tokens
+
+    def get(self, request_id: str, attempt: int) -> WaitingRequest | None:
+        """The request, if it waits."""
+        entry = self._entries.get((request_id, attempt))
+        return None if entry is None else entry.request
+
+    def push(self, request: WaitingRequest) -> None:
+        """Add a request, or put one back: its own submission time and deadline give it its old place.
+
+        Raises:
+            Overloaded: a bound would be passed; the delay is the wait that the bound stands for.
+        """
+        if request.identity in self._entries:
+            raise ValueError(f"{request.identity} waits already")
+        if len(self._entries) >= self.bounds.max_requests:
+            raise Overloaded(self._retry_ms(), f"{len(self._entries)} requests wait")
+        if self._entries and self._tokens + request.prompt_tokens > self.bounds.max_tokens:
+            raise Overloaded(self._retry_ms(), f"{self._tokens} tokens wait")
+        self._sequence += 1
+        self._insert(request, self._sequence)
+        self._tokens += request.prompt_tokens
+        self._miss_tokens += request.miss_tokens
+
+    def remove(self, request_id: str, attempt: int) -> WaitingRequest | None:
+        """Take a request out; None when it does not wait here."""
+        entry = self._entries.pop((request_id, attempt), None)
+        if entry is None:
+            return None
+        _take(entry.place, entry.key)
+        _take(self._aged, entry.aged_key)
+        self._tokens -= entry.request.prompt_tokens
+        self._miss_tokens -= entry.request.miss_tokens
+        self._dirty = True
+        return entry.request
+
+    def update(self, request_id: str, attempt: int, miss_tokens: int, hit_tokens: int, prefill_s: float) -> bool:
+        """Correct what a waiting request will cost, after the index changed; False when it does not wait here."""
+        entry = self._entries.get((request_id, attempt))
+        if entry is None:
+            return False
+        request = entry.request
+        if request.miss_tokens == miss_tokens and request.hit_tokens == hit_tokens:
+            return True
+        _take(entry.place, entry.key)
+        _take(self._aged, entry.aged_key)
+        self._miss_tokens += miss_tokens - request.miss_tokens
+        request.miss_tokens, request.hit_tokens, request.prefill_s = miss_tokens, hit_tokens, prefill_s
+        self._insert(request, entry.key[2])
+        return True
+
+    def peek(self, now_ms: float, rest_s: float = 0.0) -> WaitingRequest | None:
+        """The request that goes next, left in its place. ``rest_s``: seconds of staged work before it."""
+        if not self._entries:
+            return None
+        if self.policy != QueuePolicy.SLO:
+            return self._live[0][0][3]
+        aged = self._aged_turn(now_ms)
+        if aged is not None:
+            return aged
+        self._refresh(now_ms, rest_s)
+        if not self._plan and self._dirty:
+            self._compute(now_ms, rest_s)
+        while self._plan:
+            request = self._plan[0]
+            if self._waits(request):
+                return request
+            self._plan.popleft()
+        return self._first_of_rest()
+
+    def pick(self, now_ms: float, room_tokens: int, rest_s: float = 0.0) -> WaitingRequest | None:
+        """Take out the request that goes next, if its uncached tokens fit the room.
+
+        None when nothing waits or the next one does not fit: nobody smaller overtakes it, or long prompts would starve.
+        """
+        request = self.peek(now_ms, rest_s)
+        if request is None or request.miss_tokens > room_tokens:
+            return None
+        was_late = self._entries[request.identity].place is self._late
+        dirty = self._dirty
+        self.remove(request.request_id, request.attempt)
+        # Releasing the planned head does not change the plan behind it.
+        self._dirty = dirty
+        self._since_aged = 0 if was_late else self._since_aged + 1
+        return request
+
+    def order(self, now_ms: float, rest_s: float = 0.0) -> list[WaitingRequest]:
+        """All that waits, in the order it would be released."""
+        if self.policy != QueuePolicy.SLO:
+            return [item[3] for item in self._live[0]]
+        self._compute(now_ms, rest_s)
+        head = list(self._plan)
+        kept = {request.identity for request in head}
+        rest = [
+            (rest_rank(entry.request.submitted_ms, priority_class(entry.request.priority), self.options), entry.key[2])
+            for identity, entry in self._entries.items()
+            if identity not in kept
+        ]
+        by_sequence = {entry.key[2]: entry.request for entry in self._entries.values()}
+        return head + [by_sequence[sequence] for _, sequence in sorted(rest)]
+
+    def shed(self, now_ms: float) -> list[WaitingRequest]:
+        """Take out all that waited longer than ``max_wait_ms``; the caller answers them RESOURCE_EXHAUSTED."""
+        bound = now_ms - self.bounds.max_wait_ms
+        expired = self._aged[: bisect_left(self._aged, (bound,))]
+        for item in expired:
+            self.remove(item[3].request_id, item[3].attempt)
+        return [item[3] for item in expired]
+
+    def waiting_s(self, now_ms: float, default_slo_s: float) -> tuple[float, ...]:
+        """Seconds of waiting prefill, flat by class and slack bucket, as a load report carries them."""
+        table = [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS)
+        if self.policy != QueuePolicy.SLO:
+            for item in self._live[0]:
+                request = item[3]
+                table[self._cell(request, now_ms, default_slo_s)] += request.prefill_s
+            return tuple(table)
+        limits = [now_ms] + [now_ms + limit * default_slo_s * 1_000 for limit in BUCKET_LIMITS]
+        for pclass, live in enumerate(self._live):
+            _fill(table, pclass * SLACK_BUCKETS, live, limits)
+        for item in self._late:
+            table[priority_class(item[3].priority) * SLACK_BUCKETS] += item[3].prefill_s
+        self._refresh(now_ms, 0.0)
+        for _, _, request in self._dropped:
+            entry = self._entries.get(request.identity)
+            if entry is not None and entry.place is not self._late:
+                base = priority_class(request.priority) * SLACK_BUCKETS
+                table[self._cell(request, now_ms, default_slo_s)] -= request.prefill_s
+                table[base] += request.prefill_s
+        return tuple([value if value > 1e-12 else 0.0 for value in table])
+
+    def _cell(self, request: WaitingRequest, now_ms: float, default_slo_s: float) -> int:
+        slack_ms = request.deadline_ms - now_ms
+        base = priority_class(request.priority) * SLACK_BUCKETS
+        if slack_ms <= 0:
+            return base
+        for bucket, limit in enumerate(BUCKET_LIMITS):
+            if slack_ms < limit * default_slo_s * 1_000:
+                return base + bucket + 1
+        return base + SLACK_BUCKETS - 1
+
+    def _retry_ms(self) -> int:
+        waiting = sum([entry.request.prefill_s for entry in self._entries.values()])
+        return int(min(10_000, max(50, waiting * 1_000)))
+
+    def _insert(self, request: WaitingRequest, sequence: int) -> None:
+        place = self._live[0]
+        if self.policy == QueuePolicy.SLO:
+            place = self._live[priority_class(request.priority)]
+            key: _Key = (request.deadline_ms, 0.0, sequence)
+        elif self.policy == QueuePolicy.HIT_FIRST:
+            key = (*hit_first_rank(request.hit_tokens, request.submitted_ms), sequence)
+        else:
+            key = (*fifo_rank(request.submitted_ms), sequence)
+        aged_key: _Key = (request.submitted_ms, 0.0, sequence)
+        insort(place, (*key, request))
+        insort(self._aged, (*aged_key, request))
+        self._entries[request.identity] = _Entry(request, place, key, aged_key)
+        self._dirty = True
+
+    def _waits(self, request: WaitingRequest) -> bool:
+        entry = self._entries.get(request.identity)
+        return entry is not None and entry.request is request and entry.place is not self._late
+
+    def _refresh(self, now_ms: float, rest_s: float) -> None:
+        planned = self._planned_ms
+        if planned is None or now_ms - planned >= self.options.recompute_ms:
+            self._compute(now_ms, rest_s)
+
+    def _window(self) -> list[list[_Item]]:
+        """The earliest deadlines of all classes, at most ``window``, by class, highest first."""
+        size = self.options.window
+        heads = [live[:size] for live in self._live]
+        if sum(map(len, heads)) > size:
+            last = sorted(item[:3] for head in heads for item in head)[size - 1]
+            heads = [head[: bisect_left(head, (last[0], last[1], last[2] + 1))] for head in heads]
+        return heads[::-1]
+
+    def _compute(self, now_ms: float, rest_s: float) -> None:
+        """Make the plan: who is beyond saving leaves the window for good, then Moore-Hodgson over the rest."""
+        now_s = now_ms / 1_000
+        hopeless: list[WaitingRequest] = []
+        classes: list[list[WaitingRequest]] = []
+        for head in self._window():
+            kept: list[WaitingRequest] = []
+            for deadline_ms, _, _, request in head:
+                if deadline_ms / 1_000 < now_s + request.prefill_s:
+                    hopeless.append(request)
+                else:
+                    kept.append(request)
+            classes.append(kept)
+        for request in hopeless:
+            self._to_late(request)
+        jobs = [[(r.deadline_ms / 1_000, r.prefill_s) for r in kept] for kept in classes]
+        self._plan.clear()
+        self._dropped = []
+        for requests, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s), strict=True):
+            self._plan.extend([requests[position] for position in kept_at])
+            for position in dropped_at:
+                request = requests[position]
+                rank = rest_rank(request.submitted_ms, priority_class(request.priority), self.options)
+                self._dropped.append((rank, self._entries[request.identity].key[2], request))
+        self._dropped.sort(key=lambda item: item[:2])
+        self._planned_ms = now_ms
+        self._dirty = False
+
+    def _to_late(self, request: WaitingRequest) -> None:
+        entry = self._entries[request.identity]
+        _take(entry.place, entry.key)
+        sequence = entry.key[2]
+        rank = rest_rank(request.submitted_ms, priority_class(request.priority), self.options)
+        entry.key = (rank, 0.0, sequence)
+        entry.place = self._late
+        insort(self._late, (*entry.key, request))
+
+    def _first_of_rest(self) -> WaitingRequest | None:
+        best: tuple[float, int, WaitingRequest] | None = None
+        for rank, sequence, request in self._dropped:
+            if self._waits(request):
+                best = (rank, sequence, request)
+                break
+        if self._late:
+            rank, _, sequence, request = self._late[0]
+            if best is None or (rank, sequence) < best[:2]:
+                return request
+        if best is not None:
+            return best[2]
+        for live in reversed(self._live):
+            if live:
+                return live[0][3]
+        return None
+
+    def _aged_turn(self, now_ms: float) -> WaitingRequest | None:
+        """The oldest given up, when its turn among the feasible has come."""
+        if not self._late or self._since_aged + 1 < self.options.aged_every:
+            return None
+        request = self._late[0][3]
+        return request if now_ms - request.submitted_ms >= self.options.aged_after_ms else None
+
+
+def _fill(table: list[float], base: int, live: list[_Item], limits: list[float]) -> None:
+    start = 0
+    for bucket, limit in enumerate(limits):
+        stop = bisect_left(live, (limit,), lo=start)
+        if stop > start:
+            table[base + bucket] += sum([item[3].prefill_s for item in islice(live, start, stop)])
+        start = stop
+    if start < len(live):
+        table[base + SLACK_BUCKETS - 1] += sum([item[3].prefill_s for item in islice(live, start, None)])
