@@ -26,6 +26,16 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
 """Several names: a list in YAML, separated by commas in a variable."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 class Block(BaseModel):
     """A frozen group of settings that refuses keys it does not know."""
 
@@ -186,16 +196,6 @@ class ServiceSettings(BaseSettings):
         printable = self.model_dump(mode="json")
         printable["redis"]["url"] = mask_password(self.redis.url)
         return printable
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def mask_password(url: str) -> str:
