@@ -5,12 +5,21 @@ Readable one format back and one ahead: unknown fields are passed over, absent o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from dualmap.core.membership import InstanceState, Member, PreviousRing, RingParameters, RingSnapshot, Split
-from dualmap.core.state import PRIORITY_CLASSES, SLACK_BUCKETS, LoadReport, PrefillCost, QueuePolicy, TicketsSeen
+from dualmap.core.state import (
+    PRIORITY_CLASSES,
+    SLACK_BUCKETS,
+    LoadReport,
+    PrefillCost,
+    QueuePolicy,
+    StateUpdate,
+    TicketsSeen,
+)
 
 FORMAT = 1
 """Rises when a reader of the format before would misread, not when a field is added."""
@@ -95,12 +104,25 @@ class _Load(_Packed):
     modelled: bool = False
 
 
+class _Entry(_Packed, omit_defaults=True):
+    incarnation: int
+    agent_epoch: int
+    since: int
+    version: int
+    load: bytes = b""
+    full: bool = False
+    changes: bytes = b""
+    kv_digest: int = 0
+    kv_blocks: int = 0
+
+
 _COUNTED = tuple(
     name for name in _Load.__struct_fields__ if name not in {"f", "waiting_s", "queue_policy", "cost", "tickets"}
 )
 _encoder = msgspec.msgpack.Encoder()
 _ring_decoder = msgspec.msgpack.Decoder(_Ring)
 _load_decoder = msgspec.msgpack.Decoder(_Load)
+_entry_decoder = msgspec.msgpack.Decoder(_Entry)
 
 
 def pack_ring(ring: RingSnapshot) -> bytes:
@@ -176,6 +198,57 @@ def unpack_load(packed: bytes) -> LoadReport:
             TicketsSeen(seen.router_id, seen.watermark, int.from_bytes(seen.seen, "little")) for seen in load.tickets
         ),
         **{name: getattr(load, name) for name in _COUNTED},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChange:
+    """One entry of a shard stream but for its instance: the step from ``since`` to ``version``.
+
+    ``full``: the step cannot be told as changes; the whole state is to be loaded. ``load`` is None when unchanged.
+    """
+
+    incarnation: int
+    agent_epoch: int
+    since: int
+    version: int
+    load: LoadReport | None
+    full: bool
+    changes: bytes
+    kv_digest: int
+    kv_blocks: int
+
+
+def pack_change(update: StateUpdate, load: bytes) -> bytes:
+    """A stream entry of an update; of a whole index it says only that there is a new one."""
+    return _encoder.encode(
+        _Entry(
+            incarnation=update.incarnation,
+            agent_epoch=update.agent_epoch,
+            since=update.since,
+            version=update.version,
+            load=load,
+            full=update.full,
+            changes=b"" if update.full else update.changes,
+            kv_digest=update.kv_digest,
+            kv_blocks=update.kv_blocks,
+        )
+    )
+
+
+def unpack_change(packed: bytes) -> PackedChange:
+    """The entry. Raises UnreadableValueError."""
+    entry = _decode(_entry_decoder, packed)
+    return PackedChange(
+        incarnation=entry.incarnation,
+        agent_epoch=entry.agent_epoch,
+        since=entry.since,
+        version=entry.version,
+        load=unpack_load(entry.load) if entry.load else None,
+        full=entry.full,
+        changes=entry.changes,
+        kv_digest=entry.kv_digest,
+        kv_blocks=entry.kv_blocks,
     )
 
 
