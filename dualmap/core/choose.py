@@ -117,7 +117,7 @@ class _Looks:
 
     __slots__ = ("_bucket", "_chain", "_now_ms", "_pclass", "_query", "_views", "found", "limit")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - private, made once a decision on the hot path
         self, query: RouteQuery, views: Mapping[str, InstanceView], bucket: int, pclass: int, limit: int, now_ms: float
     ) -> None:
         self._query = query
@@ -134,7 +134,7 @@ class _Looks:
         return view is not None and view.eligible and instance_id not in self._query.exclude
 
     def seen(self, instance_id: str) -> bool:
-        for candidate in self.found:
+        for candidate in self.found:  # noqa: SIM110 - a generator costs more than the two or three looks
             if candidate.instance_id == instance_id:
                 return True
         return False
@@ -179,9 +179,7 @@ def _prediction(candidate: Candidate) -> float:
     return candidate.predicted_ttft_s
 
 
-def _full_candidates(
-    looks: _Looks, key: int, query: RouteQuery, picture: RingPicture, options: ChooseOptions
-) -> None:
+def _full_candidates(looks: _Looks, key: int, query: RouteQuery, picture: RingPicture, options: ChooseOptions) -> None:
     """The key's own candidates, then in a grace period those of the previous mapping."""
     first, second = picture.ring.pair(key, looks.eligible)
     looks.look(first, "pair_1")
@@ -243,19 +241,19 @@ def _backup(chosen: Candidate, usable: list[Candidate], found: list[Candidate]) 
     return None
 
 
-def _final_reason(
-    reason: Reason, chosen: Candidate, looks: _Looks, key_blocks: int, escaped: bool, options: ChooseOptions
-) -> Reason:
+def _final_reason(reason: Reason, chosen: Candidate, only: bool, key_blocks: int, options: ChooseOptions) -> Reason:
+    """What tells most about the answer: old state, then a lone candidate, then where outside the pair it went."""
     age = chosen.state_age_ms
     if age < 0.0 or age > options.unknown_after_ms:
         return Reason.DEGRADED
-    if len(looks.found) == 1 and options.choices > 1:
+    if only:
         return Reason.ONLY_CANDIDATE
-    if chosen.role in ("escape_1", "escape_2"):
+    role = chosen.role
+    if role in ("escape_1", "escape_2"):
         return Reason.ESCAPE
-    if escaped:
-        return Reason.ESCAPE_STAYED
-    if chosen.role in ("previous_1", "previous_2"):
+    if reason is Reason.ESCAPE_STAYED:
+        return reason
+    if role in ("previous_1", "previous_2"):
         return Reason.PREVIOUS_PAIR
     return reason if key_blocks else Reason.NO_KEY
 
@@ -297,13 +295,13 @@ def choose(
         chosen, reason = min(usable, key=_prediction), Reason.ESCAPE_STAYED
     else:
         chosen, reason = _select(usable, slo_s, query.chain.block_tokens, options)
-    reason = _final_reason(reason, chosen, looks, key_blocks, escaped, options)
+    reason = _final_reason(reason, chosen, len(found) == 1 and options.choices > 1, key_blocks, options)
     backup = _backup(chosen, usable, found) or _next_distinct(looks, picture.ring, key)
     return Decision(chosen, backup, reason, key, key_blocks, tuple(found), bucket, pclass)
 
 
 def _all_above(usable: list[Candidate], limit_s: float) -> bool:
-    for candidate in usable:
+    for candidate in usable:  # noqa: SIM110 - a generator costs more than the two looks
         if candidate.predicted_ttft_s <= limit_s:
             return False
     return True

@@ -21,8 +21,8 @@ class EngineOptions:
     """What the engine can do.
 
     ``cost``: prefill alone. ``kv_tokens``: device cache (1.2 M: 64 GB at 57,344 B a token).
-    ``decode_tokens_per_s``: one sequence alone; with k running each gets that / (1 + ``decode_batch_slowdown`` (k - 1)),
-    times ``decode_share_in_prefill`` while a prefill runs; a prefill takes (1 + ``prefill_slowdown_per_running`` k)
+    ``decode_tokens_per_s``: one sequence alone; with k running each gets that divided by
+    1 + ``decode_batch_slowdown`` (k - 1), times ``decode_share_in_prefill`` while a prefill runs; a prefill takes (1 + ``prefill_slowdown_per_running`` k)
     times as long. ``host_tier_tokens``: slower tier that takes what the device evicts; loading from it costs
     ``host_load_s_per_token``. ``stream_step_s``: least time between Tokens events of a streaming request.
     """
@@ -55,7 +55,8 @@ class FirstToken(NamedTuple):
     prefill_s: float
 
 
-class Tokens(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tokens:
     """More tokens of a request that streams, the first one not counted."""
 
     request_id: str
@@ -94,10 +95,10 @@ EngineEvent = Started | FirstToken | Tokens | Done | BlocksStored | BlocksRemove
 class _Request:
     __slots__ = (
         "block_tokens", "cancelled", "emitted", "estimate_s", "hashes", "hit_tokens", "joined", "output", "prompt",
-        "request_id", "started_s", "stream",
+        "request_id", "running", "started_s", "stream",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - private record
         self, request_id: str, hashes: Sequence[int], block_tokens: int, prompt: int, output: int, stream: bool
     ) -> None:
         self.request_id = request_id
@@ -107,6 +108,7 @@ class _Request:
         self.output = output
         self.stream = stream
         self.cancelled = False
+        self.running = False
         self.estimate_s = 0.0
         self.started_s = 0.0
         self.hit_tokens = 0
@@ -235,7 +237,7 @@ class EngineModel:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def stage(
+    def stage(  # noqa: PLR0917 - fixed interface, called once a request
         self,
         request_id: str,
         hashes: Sequence[int],
@@ -269,14 +271,14 @@ class EngineModel:
             self._current = None
             self._left_s = 0.0
             self._start_next()
-        elif request.started_s or request.joined:
+        elif request.running:
             self._leave(request)
         else:
             self._unstage(request)
         return True
 
     def pause(self, until_s: float) -> None:
-        """Make no progress until then (infinite: until another call). An earlier time ends a pause."""
+        """Make no progress from the last advance until then (infinite: until another call); 0 ends a pause."""
         self._paused_until = until_s
 
     def clear_cache(self, now_s: float) -> None:
@@ -312,16 +314,19 @@ class EngineModel:
         rate = options.decode_tokens_per_s / (1.0 + options.decode_batch_slowdown * max(0, self._running - 1))
         return rate * options.decode_share_in_prefill if self._current is not None else rate
 
-    def _next_internal_s(self) -> float:
-        due = math.inf
-        if self._current is not None:
-            due = self._left_s * self._prefill_stretch()
+    def _prefill_due_s(self) -> float:
+        """Seconds of progress until the first token of the current prefill."""
+        return math.inf if self._current is None else self._left_s * self._prefill_stretch()
+
+    def _decode_due_s(self) -> float:
+        """Seconds of progress until the next running request ends."""
         finish = self._finish
         while finish and finish[0][2].cancelled:
             heapq.heappop(finish)
-        if finish:
-            due = min(due, max(0.0, finish[0][0] - self._progress) / self._decode_rate())
-        return max(self._clock, self._paused_until) + due
+        return max(0.0, finish[0][0] - self._progress) / self._decode_rate() if finish else math.inf
+
+    def _next_internal_s(self) -> float:
+        return max(self._clock, self._paused_until) + min(self._prefill_due_s(), self._decode_due_s())
 
     def _run_to(self, now_s: float) -> None:
         while True:
@@ -344,14 +349,11 @@ class EngineModel:
         self._clock = max(self._clock, to_s)
 
     def _happen(self) -> None:
-        """The one event that is due at the clock."""
-        finish = self._finish
-        if finish and finish[0][0] <= self._progress + 1e-7:
-            request = heapq.heappop(finish)[2]
-            if not request.cancelled:
-                self._end(request)
-        elif self._current is not None and self._left_s <= 1e-9:
+        """The event due now. The nearer one happens whatever rounding left of it, so time never stands still."""
+        if self._current is not None and self._prefill_due_s() <= self._decode_due_s():
             self._first_token(self._current)
+        else:
+            self._end(heapq.heappop(self._finish)[2])
         self._start_next()
 
     def _start_next(self) -> None:
@@ -381,9 +383,7 @@ class EngineModel:
         stored, moved, gone = self.cache.store(request.hashes, request.block_tokens)
         events = self._events
         if stored:
-            events.append(
-                BlocksStored(request.request_id, now, tuple(stored), Tier.DEVICE, request.block_tokens)
-            )
+            events.append(BlocksStored(request.request_id, now, tuple(stored), Tier.DEVICE, request.block_tokens))
         if moved:
             events.append(BlocksStored("", now, tuple(moved), Tier.HOST, request.block_tokens))
         if gone:
@@ -394,6 +394,7 @@ class EngineModel:
             events.append(Done(request.request_id, now, request.output))
             return
         self._running += 1
+        request.running = True
         request.joined = self._progress
         request.emitted = 0
         if request.stream:

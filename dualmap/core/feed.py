@@ -19,7 +19,7 @@ class FeedRule:
 
     def charge(self, miss_tokens: int) -> int:
         """Tokens a request counts for while staged: its miss, but at least one routing block."""
-        return miss_tokens if miss_tokens > self.block_tokens else self.block_tokens
+        return max(self.block_tokens, miss_tokens)
 
     def room_tokens(self, staged_tokens: int, staged: int, running: int) -> int:
         """Largest charge that may be released now; UNBOUNDED when nothing prefills, 0 when nothing may.

@@ -40,12 +40,7 @@ class InstanceView:
     def eligible(self) -> bool:
         """Whether new work may go there: reachable, ACTIVE, and not reported as stuck."""
         member = self.member
-        return (
-            self.reachable
-            and member is not None
-            and member.state is InstanceState.ACTIVE
-            and not self.load.suspect
-        )
+        return self.reachable and member is not None and member.state is InstanceState.ACTIVE and not self.load.suspect
 
     def age_ms(self, now_ms: float) -> float:
         """Age of the state in milliseconds; negative: never heard."""
