@@ -31,14 +31,14 @@ class AioHealthServicer(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
         health.watch(self._wake_threadsafe)
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Answer:  # noqa: N802
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Answer:
         """How the named part is now; NOT_FOUND for a name not in use."""
         status = _status(self._health, request.service)
         if status == Answer.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such component")
         return Answer(status=status)
 
-    async def Watch(  # noqa: N802
+    async def Watch(
         self,
         request: health_pb2.HealthCheckRequest,
         context: Any,  # noqa: ARG002  (the contract's)
@@ -75,14 +75,14 @@ class SyncHealthServicer(health_pb2_grpc.HealthServicer):
         self._ended = False
         health.watch(self._tell)
 
-    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Answer:  # noqa: N802
+    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Answer:
         """How the named part is now; NOT_FOUND for a name not in use."""
         status = _status(self._health, request.service)
         if status == Answer.SERVICE_UNKNOWN:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such component")
         return Answer(status=status)
 
-    def Watch(  # type: ignore[override]  # noqa: N802  (gRPC's non-blocking form)
+    def Watch(  # type: ignore[override]  # gRPC's non-blocking form
         self,
         request: health_pb2.HealthCheckRequest,
         context: grpc.ServicerContext,

@@ -9,7 +9,7 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from dualmap.rpc.status import status_of
 
 # Handlers carry messages of every generated type; nothing here looks inside one.
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour = Callable[[Any, Any], Any]
-AioContext = grpc.aio.ServicerContext[Any, Any]
+AioContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 # Route answers in well under a millisecond, a Submit lives for minutes.
 _DURATIONS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0)

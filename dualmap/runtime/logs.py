@@ -13,6 +13,9 @@ from dualmap.runtime.settings import LogSettings
 
 Log = FilteringBoundLogger
 
+# A frame's local variables may hold a prompt: never shown.
+_TRACEBACKS = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
+
 
 def setup_logs(settings: LogSettings, service: str, stream: TextIO | None = None) -> None:
     """Send every log line of this process to ``stream`` (stderr), each with the service's name."""
@@ -29,9 +32,9 @@ def setup_logs(settings: LogSettings, service: str, stream: TextIO | None = None
     ]
     render: Processor = structlog.processors.JSONRenderer()
     if settings.format == "console":
-        render = structlog.dev.ConsoleRenderer()
+        render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     else:
-        shared.append(structlog.processors.dict_tracebacks)
+        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
     out = stream or sys.stderr
     structlog.configure(
         processors=[*shared, render],

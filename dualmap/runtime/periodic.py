@@ -72,7 +72,8 @@ class Periodic:
             self.lateness_s = max(0.0, began_s - due_s)
             self._lateness.observe(self.lateness_s)
             await self._run_turn(stop)
-            due_s = max(due_s + self._period_s(), self._clock.now_s())
+            period_s, now_s = self._period_s(), self._clock.now_s()
+            due_s = due_s + period_s if due_s + period_s > now_s else now_s + period_s
 
     def _period_s(self) -> float:
         return self._schedule.period_s * (1 + self._schedule.jitter * random.uniform(-1, 1))

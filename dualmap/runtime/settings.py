@@ -6,6 +6,7 @@ Refuses unknown keys, values out of bounds, contradictions, and places kept for 
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -200,12 +201,8 @@ class ServiceSettings(BaseSettings):
 
 def mask_password(url: str) -> str:
     """The URL with neither password nor query, which may hold one too."""
-    parts = urlsplit(url)
-    netloc = parts.netloc
-    if "@" in netloc:
-        user, _, _ = netloc.rpartition("@")[0].partition(":")
-        netloc = f"{user}:***@{netloc.rpartition('@')[2]}"
-    return parts._replace(netloc=netloc, query="***" if parts.query else "").geturl()
+    address, mark, _ = url.partition("?")
+    return re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", address) + (mark and "?***")
 
 
 def variable_name(location: tuple[str | int, ...]) -> str:
