@@ -72,19 +72,21 @@ class QuietExporter(SpanExporter):
         self._inner = inner
         self._now_s = now_s
         self._log_at_s = float("-inf")
+        self._given_up = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send one batch; called by one thread at a time."""
         result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self.failures += 1
-            if self._now_s() >= self._log_at_s:
+            if not self._given_up and self._now_s() >= self._log_at_s:
                 self._log_at_s = self._now_s() + _LOG_EVERY_S
                 _log.warning("trace_export_failed", failed_batches=self.failures)
         return result
 
     def shutdown(self) -> None:
         """Give up what is being sent."""
+        self._given_up = True
         self._inner.shutdown()
 
 
