@@ -6,6 +6,7 @@ A stop says NOT_SERVING first, then sets ``stopping`` (endless streams must watc
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -87,9 +88,11 @@ class AioServer:
 
 
 class SyncServer:
-    """A thread-pool server, for short unary calls; each open stream holds one of ``threads``."""
+    """A thread-pool server, for short unary calls; each open stream holds one of ``threads``, unless its handler
+    names a pool of its own. The server ends the pool it is given.
+    """
 
-    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int) -> None:
+    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int | ThreadPoolExecutor) -> None:
         self.stopping = threading.Event()
         self.port = 0
         self._settings = settings
@@ -98,7 +101,9 @@ class SyncServer:
         interceptors = []
         if parts.telemetry.enabled:
             interceptors.append(server_interceptor(parts.telemetry.provider, filters.negate(filters.health_check())))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        if isinstance(threads, int):
+            threads = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._pool = threads
         self._server = grpc.server(
             self._pool,
             interceptors=interceptors,
@@ -164,6 +169,7 @@ def _reflected(names: list[str]) -> tuple[str, ...]:
 
 
 def _bind(add_port: Callable[[str], int], settings: ServerSettings) -> int:
+    _refuse_taken(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.port}"
     try:
@@ -173,3 +179,14 @@ def _bind(add_port: Callable[[str], int], settings: ServerSettings) -> int:
     if port == 0:
         raise StartError(f"gRPC port {address} is in use, or not ours to take")
     return port
+
+
+def _refuse_taken(settings: ServerSettings) -> None:
+    """Ask the kernel first: gRPC would write lines of its own about a port in use."""
+    if settings.port == 0:
+        return
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as error:
+        raise StartError(f"gRPC port {settings.host}:{settings.port} is in use: {error.strerror}") from error
