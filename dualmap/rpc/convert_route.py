@@ -42,6 +42,10 @@ class RouteCall:
     digest: int
 
 
+AddressBook = Mapping[str, types_pb2.InstanceAddress]
+"""Addresses of the members as messages, made once a ring."""
+
+
 @dataclass(frozen=True, slots=True)
 class Booked:
     """A decision with its booking: all that an answer and its ticket say."""
@@ -56,6 +60,7 @@ class Booked:
     pool: str
     ring_epoch: int
     parameters_digest: int
+    addresses: AddressBook
     traceparent: str = ""
 
 
@@ -127,10 +132,6 @@ def _excluded(message: router_pb2.RouteRequest) -> frozenset[str]:
     return frozenset(ids)
 
 
-AddressBook = Mapping[str, types_pb2.InstanceAddress]
-"""Addresses of the members as messages, made once a ring."""
-
-
 def address_book(members: Iterable[Member]) -> AddressBook:
     """The address messages of the members, to be copied into answers."""
     return {
@@ -143,9 +144,9 @@ def address_book(members: Iterable[Member]) -> AddressBook:
     }
 
 
-def answer_bytes(booked: Booked, addresses: AddressBook) -> bytes:
+def answer_bytes(booked: Booked) -> bytes:
     """The RouteResponse of a decision, serialised once: a repeated request gets the same bytes."""
-    decision = booked.decision
+    decision, addresses = booked.decision, booked.addresses
     chosen, backup = decision.chosen, decision.backup
     message = router_pb2.RouteResponse(
         request_id=booked.request_id,

@@ -85,10 +85,13 @@ def _wrap(method: str, handler: Handler, metrics: RpcMetrics) -> Handler:
     else:
         wrap = _sync_unary
     make = getattr(grpc, f"{asks}_{answers}_rpc_method_handler")
+    wrapped = wrap(method, behaviour, metrics.of(method))
+    # gRPC reads from the function's attributes which pool of threads runs it.
+    wrapped.__dict__.update(behaviour.__dict__)
     return cast(
         "Handler",
         make(
-            wrap(method, behaviour, metrics.of(method)),
+            wrapped,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         ),

@@ -88,8 +88,9 @@ class AioServer:
 
 
 class SyncServer:
-    """A thread-pool server, for short unary calls; each open stream holds one of ``threads``, unless its handler
-    names a pool of its own. The server ends the pool it is given.
+    """A thread-pool server, for short unary calls; each open stream holds one of ``threads``.
+
+    A pool given for ``threads`` is ended with the server; a handler may name one of its own instead.
     """
 
     def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int | ThreadPoolExecutor) -> None:

@@ -1,0 +1,75 @@
+"""Settings of the router; every number with the reason for its default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dualmap.core.choose import ChooseOptions
+from dualmap.runtime.settings import Block, CommaList, MetricsSettings, ServerSettings, ServiceSettings
+
+
+class RouterSettings(Block):
+    """How routes are decided and how much is taken on."""
+
+    ring_managers: CommaList = Field(
+        default=(), description="host:port of every ring manager; heat samples go to them. None: no samples are sent."
+    )
+    ring_file: Path | None = Field(
+        default=None, description="Where the ring is kept for a start without Redis. Absent: such a start waits."
+    )
+    booking_ttl_ms: int = Field(
+        default=2_000, ge=100, le=60_000, description="Life of a booking that no report covers; agents use the same."
+    )
+    threads: int = Field(
+        default=8, ge=1, le=256, description="Threads for calls; the interpreter runs one at a time, so few suffice."
+    )
+    max_streams: int = Field(default=64, ge=1, le=1024, description="Open route streams; each holds a thread.")
+    select: Literal["dualmap", "min_ttft", "cache", "load"] = Field(
+        default="dualmap", description="Rule inside the pair; the others exist to be compared with."
+    )
+    affinity_slo_fraction: float = Field(
+        default=0.9, gt=0, le=10, description="Share of the SLO up to which the longer hit wins; 0.9 measured best."
+    )
+    escape_slo_fraction: float = Field(
+        default=0.7, gt=0, le=10, description="Share of the SLO above which others than the pair are looked at."
+    )
+    looks: int = Field(default=4, ge=1, le=16, description="Instances a decision looks at; 4 is the pair and two more.")
+    escape: bool = Field(default=True, description="Whether others than the pair are ever looked at.")
+    unknown_after_ms: int = Field(
+        default=3_000, ge=100, le=600_000, description="Age from which a state is unknown; one lease."
+    )
+    heat_samples_per_s: int = Field(
+        default=1_024, ge=1, le=1_024, description="Sampled chains a second at most, as the contract bounds them."
+    )
+    heat_period_ms: int = Field(
+        default=500, ge=50, le=1_000, description="Time between reports; at least one a second is promised."
+    )
+
+    @property
+    def choose_options(self) -> ChooseOptions:
+        """The decision's options."""
+        return ChooseOptions(
+            affinity_slo_fraction=self.affinity_slo_fraction,
+            escape_slo_fraction=self.escape_slo_fraction,
+            looks=self.looks,
+            select=self.select,
+            escape=self.escape,
+            unknown_after_ms=float(self.unknown_after_ms),
+        )
+
+
+class Settings(ServiceSettings):
+    """The router: answers where a request should go."""
+
+    server: ServerSettings = ServerSettings(port=7070)
+    metrics: MetricsSettings = MetricsSettings(port=9070)
+    router: RouterSettings = RouterSettings()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        if self.router.escape and self.router.looks < 2:
+            raise ValueError("router.looks must be at least 2 where router.escape is on: the pair comes first")
+        return self
