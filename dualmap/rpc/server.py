@@ -6,6 +6,7 @@ A stop says NOT_SERVING first, then sets ``stopping`` (endless streams must watc
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -190,4 +191,5 @@ def _refuse_taken(settings: ServerSettings) -> None:
     try:
         socket.create_server((settings.host, settings.port), family=family).close()
     except OSError as error:
-        raise StartError(f"gRPC port {settings.host}:{settings.port} is in use: {error.strerror}") from error
+        problem = "is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise StartError(f"gRPC port {settings.host}:{settings.port} {problem}") from error
