@@ -79,8 +79,8 @@ class HeatTree:
         self._scale_from_s: float | None = None
         self._entries: dict[int, _Entry] = {}
         self._merged_s: dict[int, float] = {}
-        self._rekey_left = self.options.rekey_share_per_minute
-        self._refilled_s: float | None = None
+        # (when, share) of what was re-keyed in the last minute.
+        self._rekeyed: list[tuple[float, float]] = []
 
     def __len__(self) -> int:
         """Blocks remembered."""
@@ -122,7 +122,7 @@ class HeatTree:
         """
         self._n_active = max(n_active, 1)
         self._scale(now_s)
-        self._refill(now_s)
+        self._rekeyed = [(at_s, share) for at_s, share in self._rekeyed if now_s - at_s < 60.0]
         if self._total:
             self._merge(now_s)
             pending = [(node, node.depth, node.run[0]) for node in self._roots.values()]
@@ -147,6 +147,9 @@ class HeatTree:
                 offset += 1
                 position += 1
             if position == len(hashes):
+                if offset < len(run) and self._may_branch(node):
+                    # It ends inside the run: the rest is the longer chains' alone.
+                    self._cut(node, offset, weight, scale)
                 return
             if offset < len(run):
                 # The sample leaves inside the run: the rest of it is a branch, or too cold to be remembered.
@@ -261,7 +264,7 @@ class HeatTree:
         else:
             return None
         merged_s = self._merged_s.get(prefix)
-        if merged_s is not None and now_s - merged_s < options.dwell_s and not self._may_rekey(node.weight):
+        if merged_s is not None and now_s - merged_s < options.dwell_s and not self._may_rekey(node.weight, now_s):
             return None
         self._merged_s.pop(prefix, None)
         return _Entry(Split(prefix, depth, next_depth), now_s)
@@ -275,7 +278,8 @@ class HeatTree:
         aside = self.options.children_above * self._total / self._n_active
         while node.children:
             heaviest = max(node.children.values(), key=lambda child: child.weight)
-            if node.weight - heaviest.weight > aside or not self._is_hot(heaviest, now_s):
+            others = sum(child.weight for child in node.children.values()) - heaviest.weight
+            if others > aside or not self._is_hot(heaviest, now_s):
                 break
             node = heaviest
         return node
@@ -294,7 +298,7 @@ class HeatTree:
                 if weight + self._unplaced(entry.split) < limit:
                     cold.append((weight, prefix))
         for weight, prefix in sorted(cold):
-            if not self._may_rekey(weight):
+            if not self._may_rekey(weight, now_s):
                 break
             del self._entries[prefix]
             self._merged_s[prefix] = now_s
@@ -306,18 +310,13 @@ class HeatTree:
         """
         return sum(n.weight for n in self._roots.values() if split.depth < n.depth <= split.next_depth)
 
-    def _may_rekey(self, weight: float) -> bool:
+    def _may_rekey(self, weight: float, now_s: float) -> bool:
         share = weight / self._total
-        if share > self._rekey_left:
+        if share + sum(spent for _, spent in self._rekeyed) > self.options.rekey_share_per_minute:
             return False
-        self._rekey_left -= share
+        if share:
+            self._rekeyed.append((now_s, share))
         return True
-
-    def _refill(self, now_s: float) -> None:
-        limit = self.options.rekey_share_per_minute
-        if self._refilled_s is not None:
-            self._rekey_left = min(limit, self._rekey_left + limit * max(0.0, now_s - self._refilled_s) / 60.0)
-        self._refilled_s = now_s
 
     def _scale(self, now_s: float) -> float:
         """What a weight of 1 seen now counts against older weights."""
