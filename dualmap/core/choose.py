@@ -149,13 +149,9 @@ class _Looks:
         prompt = chain.prompt_tokens
         miss = prompt - hit if hit < prompt else 0
         bookings = view.bookings
-        due = load.rest_s
-        booked_s = 0.0
-        if len(bookings):
-            booked_s = bookings.booked_s
-            due += work_due_before(load, bookings.waiting_s, self._bucket, self._pclass)
-        else:
-            due += work_due_before(load, None, self._bucket, self._pclass)
+        booked = bookings.waiting_s if len(bookings) else None
+        booked_s = bookings.booked_s if booked else 0.0
+        due = load.rest_s + work_due_before(load, booked, self._bucket, self._pclass)
         prefill_s = load.cost.seconds(miss, prompt)
         heard = view.heard_at_ms
         age = -1.0 if heard is None else self._now_ms - heard
@@ -203,14 +199,27 @@ def _by_cache(
     usable: list[Candidate], slo_s: float, block_tokens: int, options: ChooseOptions
 ) -> tuple[Candidate, Reason]:
     """Design step 4: the higher hit unless it threatens the SLO; equal within one block, the lower prediction."""
-    best_hit = max([candidate.hit_tokens for candidate in usable])
-    warm = [candidate for candidate in usable if candidate.hit_tokens >= best_hit - block_tokens]
-    chosen = min(warm, key=_prediction)
-    if len(warm) == len(usable):
-        return chosen, Reason.LESS_LOADED
-    if chosen.predicted_ttft_s <= options.affinity_slo_fraction * slo_s:
-        return chosen, Reason.CACHE_HIT
-    return min(usable, key=_prediction), Reason.SLO_THREAT
+    # Plain loops: `min` with a key and list building cost a sixth of the whole decision.
+    best_hit = 0
+    fastest = usable[0]
+    for candidate in usable:
+        if candidate.hit_tokens > best_hit:  # noqa: PLR1730 - a call costs more
+            best_hit = candidate.hit_tokens
+        if candidate.predicted_ttft_s < fastest.predicted_ttft_s:
+            fastest = candidate
+    equal_from = best_hit - block_tokens
+    warm: Candidate | None = None
+    all_warm = True
+    for candidate in usable:
+        if candidate.hit_tokens < equal_from:
+            all_warm = False
+        elif warm is None or candidate.predicted_ttft_s < warm.predicted_ttft_s:
+            warm = candidate
+    if all_warm or warm is None:
+        return fastest, Reason.LESS_LOADED
+    if warm.predicted_ttft_s <= options.affinity_slo_fraction * slo_s:
+        return warm, Reason.CACHE_HIT
+    return fastest, Reason.SLO_THREAT
 
 
 def _select(

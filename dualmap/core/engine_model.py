@@ -22,8 +22,9 @@ class EngineOptions:
 
     ``cost``: prefill alone. ``kv_tokens``: device cache (1.2 M: 64 GB at 57,344 B a token).
     ``decode_tokens_per_s``: one sequence alone; with k running each gets that divided by
-    1 + ``decode_batch_slowdown`` (k - 1), times ``decode_share_in_prefill`` while a prefill runs; a prefill takes (1 + ``prefill_slowdown_per_running`` k)
-    times as long. ``host_tier_tokens``: slower tier that takes what the device evicts; loading from it costs
+    1 + ``decode_batch_slowdown`` (k - 1), times ``decode_share_in_prefill`` while a prefill runs; a prefill takes
+    1 + ``prefill_slowdown_per_running`` k times as long. ``host_tier_tokens``: slower tier that takes what the device
+    evicts; loading from it costs
     ``host_load_s_per_token``. ``stream_step_s``: least time between Tokens events of a streaming request.
     """
 

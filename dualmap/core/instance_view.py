@@ -51,9 +51,13 @@ class InstanceView:
         hashes = chain.hashes
         blocks = self.kv.leading_blocks(hashes, self.load.prefix_closed)
         tokens = chain.block_tokens
+        prompt = chain.prompt_tokens
         indexed = blocks * tokens
-        if blocks < len(hashes) and len(self.bookings):
-            return indexed, (blocks + self.bookings.extra_blocks(hashes, blocks)) * tokens
+        if indexed > prompt:  # a caller's last block may reach beyond the prompt
+            indexed = prompt
+        elif blocks < len(hashes) and len(self.bookings):
+            blocks += self.bookings.extra_blocks(hashes, blocks)
+            return indexed, min(blocks * tokens, prompt)
         return indexed, indexed
 
     def apply(self, update: StateUpdate, now_ms: float) -> bool:

@@ -35,7 +35,7 @@ def priority_class(priority: int) -> int:
 
 def due_before(waiting_s: Sequence[float], policy: QueuePolicy, bucket: int, pclass: int) -> float:
     """Seconds of ``waiting_s`` (class x 8 + bucket) that go before a request of this bucket and class."""
-    if policy != QueuePolicy.SLO:
+    if policy is not QueuePolicy.SLO:
         return sum(waiting_s)
     start = pclass * SLACK_BUCKETS
     total = 0.0
