@@ -5,7 +5,6 @@ No I/O, no log and no Redis call is made here: a decision costs some ten microse
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -66,7 +65,7 @@ class Decider:
         """``draw`` gives numbers in 0 to 1, for the spread of retry delays."""
         self.facts = facts
         self._view = view
-        self._lock: threading.Lock = view.lock
+        self._lock = view.lock
         self._clock_ms = view.clock_ms
         self._metrics = metrics
         self._sampler = sampler

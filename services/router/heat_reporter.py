@@ -83,7 +83,7 @@ class HeatReporter:
         while not self._stop.wait(period_s):
             try:
                 self.report()
-            except Exception as error:  # noqa: BLE001  (the thread must outlive a defect; it is counted and logged)
+            except Exception as error:
                 self._failed(type(error).__name__)
 
     def _failed(self, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dualmap.core.choose import Decision
@@ -30,7 +30,7 @@ COUNTED = {
     "heat_reports": "Reports of heat samples taken by a ring manager.",
     "heat_report_failures": "Reports of heat samples that no ring manager took.",
     "heat_samples": "Sampled chains sent.",
-    "ring_file_failures": "Saves of the local ring file that failed.",
+    "redis_misconfigured": "Checks that found Redis misconfigured.",
 }
 
 
@@ -128,10 +128,3 @@ class RouterMetrics(Collector):
         family = HistogramMetricFamily(f"dualmap_router_{name}", help_text, labels=("pool",))
         family.add_metric((self._pool,), histogram.buckets(), histogram.total)
         return family
-
-
-def gauge(name: str, help_text: str, pool: str, value: float) -> GaugeMetricFamily:
-    """A gauge of the pool."""
-    family = GaugeMetricFamily(f"dualmap_router_{name}", help_text, labels=("pool",))
-    family.add_metric((pool,), value)
-    return family

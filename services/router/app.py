@@ -1,0 +1,236 @@
+"""Builds, starts and stops a router: the only place that joins clock, randomness, Redis, threads and server.
+
+The asyncio loop of the main thread follows Redis; calls are served by threads, and no `grpc.aio` runs beside that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import threading
+import time
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from opentelemetry import trace
+from redis.asyncio import Redis
+
+from dualmap.rpc.heat_client import HeatClient
+from dualmap.rpc.interceptors import RpcMetrics
+from dualmap.rpc.server import ServerParts, SyncServer
+from dualmap.runtime.background import running
+from dualmap.runtime.health import Component, Health
+from dualmap.runtime.logs import get_log
+from dualmap.runtime.metrics import Exposition, new_registry
+from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
+from dualmap.runtime.telemetry import Telemetry, start_telemetry
+from dualmap.store.connection import RedisOptions, StoreError, connect, server_problems
+from dualmap.view.cluster_view import ClusterView, ViewOptions
+from dualmap.view.events import ViewEvent
+from dualmap.view.follower import Follower
+from dualmap.view.ring_file import RingFile
+from services.router.decider import Decider, RouterFacts
+from services.router.heat_reporter import HeatReporter
+from services.router.heat_sampler import HeatSampler
+from services.router.metrics import RouterMetrics
+from services.router.servicer import RouterServicer, register
+from services.router.settings import Settings
+from services.router.spans import RouteSpans
+from services.router.view_metrics import ViewMetrics
+from services.router.worker_pool import WorkerPool
+
+EXPIRE_S = 0.25
+WATCH_S = 0.25
+CHECK_REDIS_S = 60.0
+_HARD_LIMIT = 4
+"""Times the concurrency limit at which gRPC itself refuses, without advice: only a flood meets it."""
+
+_log = get_log("router")
+
+
+def monotonic_ms() -> float:
+    """This process's monotonic clock in milliseconds."""
+    return time.monotonic() * 1000
+
+
+class App:
+    """One router; ``async with App(settings)`` serves until the block is left."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.port = 0
+        self.metrics_port: int | None = None
+        self.health = Health()
+        self.router_id = secrets.randbits(64) or 1
+        self.metrics = RouterMetrics(settings.pool.name)
+        self.view = ClusterView(
+            settings.pool.name,
+            threading.Lock(),
+            monotonic_ms,
+            ViewOptions(self.router_id, float(settings.router.booking_ttl_ms)),
+            _tell,
+        )
+        self._registry = new_registry()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Telemetry, view, server, loops, in this order."""
+        async with AsyncExitStack() as stack:
+            await self._build(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """The reverse."""
+        await self._stack.aclose()
+
+    async def _build(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        telemetry = start_telemetry("router")
+        stack.callback(telemetry.shutdown)
+        self._registry.register(self.metrics)
+        self._registry.register(ViewMetrics(self.view))
+        if settings.metrics.port is not None:
+            exposition = Exposition(self._registry, settings.metrics_host, settings.metrics.port, self.health)
+            stack.callback(exposition.stop)
+            self.metrics_port = exposition.port
+        client = connect(_redis_options(settings))
+        stack.push_async_callback(client.aclose)
+        per_report = settings.router.heat_samples_per_s * settings.router.heat_period_ms // 1000
+        sampler = HeatSampler(max(1, per_report), random.random)
+        decider = Decider(self.view, self._facts(), self.metrics, sampler, random.random)
+        await self._start_loops(stack, client, decider)
+        self._start_heat(stack, sampler)
+        await self._start_server(stack, decider, telemetry)
+
+    def _facts(self) -> RouterFacts:
+        pool = self.settings.pool
+        hash_key = pool.hash_key.get_secret_value().encode()
+        return RouterFacts(self.router_id, pool.name, pool.models, hash_key, self.settings.router.choose_options)
+
+    async def _start_server(self, stack: AsyncExitStack, decider: Decider, telemetry: Telemetry) -> None:
+        settings = self.settings
+        limit = settings.server.max_concurrent_rpcs
+        hard_limit = _HARD_LIMIT * limit + settings.router.max_streams
+        pool = WorkerPool(settings.router.threads, limit)
+        # Spans are made by hand: gRPC's interceptor would double the cost of a call.
+        untraced = Telemetry(trace.NoOpTracerProvider())
+        server = SyncServer(
+            settings.server.model_copy(update={"max_concurrent_rpcs": hard_limit}),
+            ServerParts(self.health, RpcMetrics(self._registry), untraced),
+            pool,
+        )
+        spans = RouteSpans(telemetry.tracer("dualmap.router")) if telemetry.enabled else None
+        servicer = RouterServicer(decider, pool, self.metrics, settings.router.max_streams, spans)
+        server.add(register, servicer)
+        sigterm = self.health.component("sigterm")
+        self.port = server.start()
+        sigterm.ok()
+
+        async def stop() -> None:
+            sigterm.fail("stopping")
+            servicer.end_streams()
+            # The stop blocks for the grace; the loop follows Redis meanwhile.
+            await asyncio.to_thread(server.stop)
+
+        stack.push_async_callback(stop)
+
+    def _start_heat(self, stack: AsyncExitStack, sampler: HeatSampler) -> None:
+        addresses = self.settings.router.ring_managers
+        if not addresses:
+            return
+        client = HeatClient(addresses, self.settings.pool.name)
+        reporter = HeatReporter(self.view, sampler, client, self.metrics, self.router_id)
+        reporter.start(self.settings.router.heat_period_ms / 1000)
+        stack.callback(reporter.stop)
+
+    async def _start_loops(self, stack: AsyncExitStack, client: Redis, decider: Decider) -> None:
+        loops = PeriodicMetrics(self._registry)
+        vital = self.health.component("loops", gates=False, vital=True)
+        path = self.settings.router.ring_file
+        ring_file = RingFile(path) if path is not None else None
+        follower = Follower(self.view, client, self.settings.pool.name, ring_file=ring_file)
+        watch = _Watch(self.view, self.health)
+        redis_check = _RedisCheck(client, self.health.component("redis_config", gates=False), self.metrics)
+
+        async def expire() -> None:
+            decider.expire()
+
+        for name, work, period_s in (
+            ("expire", expire, EXPIRE_S),
+            ("watch", watch.turn, WATCH_S),
+            ("redis_config", redis_check.turn, CHECK_REDIS_S),
+        ):
+            loop = Periodic(name, work, Schedule(period_s), loops)
+            await stack.enter_async_context(running(name, loop.run, vital))
+        await stack.enter_async_context(running("follower", follower.run, vital))
+
+
+class _Watch:
+    """Says in health what the view has."""
+
+    def __init__(self, view: ClusterView, health: Health) -> None:
+        self._view = view
+        # Redis gone is no error for a caller while a view is held.
+        self._redis = health.component("redis", gates=False)
+        self._ring = health.component("ring")
+        self._seen = health.component("view")
+        self._was_seen = False
+
+    async def turn(self) -> None:
+        """Look once."""
+        view = self._view
+        from_file = view.counts[ViewEvent.STARTED_FROM_FILE] > 0
+        self._was_seen = self._was_seen or (view.ready and (not view.degraded or from_file))
+        _say(self._redis, "does not answer, or holds no ring" if view.degraded else None)
+        _say(self._ring, None if view.ring is not None else "no ring is known yet")
+        _say(self._seen, None if self._was_seen else "no state was read yet")
+
+
+class _RedisCheck:
+    """Looks at Redis's configuration: a red component and a counter, never a refusal."""
+
+    def __init__(self, client: Redis, health: Component, metrics: RouterMetrics) -> None:
+        self._client = client
+        self._health = health
+        self._metrics = metrics
+
+    async def turn(self) -> None:
+        """Look once."""
+        try:
+            problems = await server_problems(self._client)
+        except StoreError as error:
+            self._health.fail(f"not checked: {type(error).__name__}")
+            return
+        self._metrics.counts["redis_misconfigured"] += bool(problems)
+        _say(self._health, "; ".join(problems) or None)
+
+
+def _tell(event: ViewEvent, about: str) -> None:
+    _log.warning("view_event", kind=event.value, about=about)
+
+
+def _say(component: Component, problem: str | None) -> None:
+    if problem is None:
+        component.ok()
+    else:
+        component.fail(problem)
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve until ``stop``; one JSON line on stdout says where."""
+    _log.info("settings", **settings.printable())
+    async with App(settings) as app:
+        line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port}
+        print(json.dumps(line), flush=True)  # noqa: T201  (parents find the ports by it)
+        await stop.wait()
+
+
+def _redis_options(settings: Settings) -> RedisOptions:
+    redis = settings.redis
+    return RedisOptions(redis.url, redis.socket_timeout_s, redis.connect_timeout_s, redis.retries, "dualmap-router")
