@@ -5,7 +5,7 @@ Refuses to guess: a server that evicts keys or is older than 7.0 is reported, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -16,6 +16,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 OLDEST_VERSION = (7, 0)
 """Only commands of this version are used."""
+
+FOLLOWING_TIMEOUT_S = 1.0
+"""Ten blocking reads: a busy machine is not taken for a lost server, and a lost one is noticed within a lease."""
 
 StoreError = RedisError
 """What every store method raises when the server does not answer or answers with an error: the caller may try again."""
@@ -30,6 +33,10 @@ class RedisOptions:
     connect_timeout_s: float = 0.3
     retries: int = 1
     client_name: str = "dualmap"
+
+    def for_following(self) -> RedisOptions:
+        """The same server for a client that waits on streams: no one waits for it, so it is patient with a slow one."""
+        return replace(self, socket_timeout_s=max(self.socket_timeout_s, FOLLOWING_TIMEOUT_S))
 
 
 def connect(options: RedisOptions | str) -> Redis:

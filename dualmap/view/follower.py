@@ -28,9 +28,12 @@ _LOST = (StoreError, OSError, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """``block_ms`` must be below the client's socket timeout. ``tick_ms``: how often time passes for the view."""
+    """``block_ms``, and the 100 ms by which servers end a wait late, must be well below the client's socket timeout.
 
-    block_ms: int = 150
+    ``tick_ms``: how often time passes for the view.
+    """
+
+    block_ms: int = 100
     read_count: int = 512
     tick_ms: float = 500.0
     epoch_check_ms: float = 1_000.0

@@ -20,7 +20,8 @@ from dualmap.view.follower import Follower, FollowerOptions
 from dualmap.view.ring_file import RingFile
 
 ROUTER = 2**64 - 3
-FAST = FollowerOptions(block_ms=20, tick_ms=0, epoch_check_ms=0, backoff_max_s=0.05)
+STEPPED = FollowerOptions(block_ms=0, tick_ms=0, epoch_check_ms=0)
+RUNNING = FollowerOptions(block_ms=20, tick_ms=0, epoch_check_ms=0, backoff_max_s=0.05)
 
 
 def member(name: str, state: InstanceState = InstanceState.ACTIVE) -> Member:
@@ -94,7 +95,9 @@ class Pool:
             ViewOptions(router_id=ROUTER),
             lambda event, about: None,
         )
-        return Follower(view, client or self.follower_client, "p", FAST, ring_file)
+        if client is not None:
+            return Follower(view, client, "p", RUNNING, ring_file)
+        return Follower(view, self.follower_client, "p", STEPPED, ring_file)
 
     async def follow(self, steps: int = 4) -> None:
         """Enough steps to take in all that was written."""
