@@ -5,11 +5,12 @@ It refuses to know the engine: the caller says how much room there is, and takes
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from dualmap.core.errors import Overloaded
 from dualmap.core.load import BUCKET_LIMITS, priority_class
@@ -69,6 +70,10 @@ def _take(place: list[_Item], key: _Key) -> None:
     del place[index]
 
 
+def _rank_of(item: tuple[float, int, WaitingRequest]) -> tuple[float, int]:
+    return item[:2]
+
+
 class WaitingQueue:
     """A queue under one policy.
 
@@ -95,6 +100,7 @@ class WaitingQueue:
         self._miss_tokens = 0
         self._plan: deque[WaitingRequest] = deque()
         self._dropped: list[tuple[float, int, WaitingRequest]] = []
+        self._windowed: list[int] = [0] * PRIORITY_CLASSES
         self._planned_ms: float | None = None
         self._dirty = True
         self._since_aged = 0
@@ -172,7 +178,7 @@ class WaitingQueue:
         """The request that goes next, left in its place. ``rest_s``: seconds of staged work before it."""
         if not self._entries:
             return None
-        if self.policy != QueuePolicy.SLO:
+        if self.policy is not QueuePolicy.SLO:
             return self._live[0][0][3]
         aged = self._aged_turn(now_ms)
         if aged is not None:
@@ -203,20 +209,17 @@ class WaitingQueue:
         self._since_aged = 0 if was_late else self._since_aged + 1
         return request
 
-    def order(self, now_ms: float, rest_s: float = 0.0) -> list[WaitingRequest]:
-        """All that waits, in the order it would be released."""
-        if self.policy != QueuePolicy.SLO:
-            return [item[3] for item in self._live[0]]
+    def order(self, now_ms: float, rest_s: float = 0.0, limit: int | None = None) -> list[WaitingRequest]:
+        """What waits, in the order it would be released if nothing came; the first ``limit`` of it."""
+        if self.policy is not QueuePolicy.SLO:
+            return [item[3] for item in islice(self._live[0], limit)]
         self._compute(now_ms, rest_s)
-        head = list(self._plan)
-        kept = {request.identity for request in head}
-        rest = [
-            (rest_rank(entry.request.submitted_ms, priority_class(entry.request.priority), self.options), entry.key[2])
-            for identity, entry in self._entries.items()
-            if identity not in kept
-        ]
-        by_sequence = {entry.key[2]: entry.request for entry in self._entries.values()}
-        return head + [by_sequence[sequence] for _, sequence in sorted(rest)]
+        beyond = (
+            item[3] for live, size in zip(reversed(self._live), self._windowed, strict=True) for item in live[size:]
+        )
+        late = ((rank, sequence, request) for rank, _, sequence, request in self._late)
+        rest = (item[2] for item in heapq.merge(self._dropped, late, key=_rank_of))
+        return list(islice(chain(self._plan, beyond, rest), limit))
 
     def shed(self, now_ms: float) -> list[WaitingRequest]:
         """Take out all that waited longer than ``max_wait_ms``; the caller answers them RESOURCE_EXHAUSTED."""
@@ -229,7 +232,7 @@ class WaitingQueue:
     def waiting_s(self, now_ms: float, default_slo_s: float) -> tuple[float, ...]:
         """Seconds of waiting prefill, flat by class and slack bucket, as a load report carries them."""
         table = [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS)
-        if self.policy != QueuePolicy.SLO:
+        if self.policy is not QueuePolicy.SLO:
             for item in self._live[0]:
                 request = item[3]
                 table[self._cell(request, now_ms, default_slo_s)] += request.prefill_s
@@ -264,10 +267,10 @@ class WaitingQueue:
 
     def _insert(self, request: WaitingRequest, sequence: int) -> None:
         place = self._live[0]
-        if self.policy == QueuePolicy.SLO:
+        if self.policy is QueuePolicy.SLO:
             place = self._live[priority_class(request.priority)]
             key: _Key = (request.deadline_ms, 0.0, sequence)
-        elif self.policy == QueuePolicy.HIT_FIRST:
+        elif self.policy is QueuePolicy.HIT_FIRST:
             key = (*hit_first_rank(request.hit_tokens, request.submitted_ms), sequence)
         else:
             key = (*fifo_rank(request.submitted_ms), sequence)
@@ -298,39 +301,40 @@ class WaitingQueue:
     def _compute(self, now_ms: float, rest_s: float) -> None:
         """Make the plan: who is beyond saving leaves the window for good, then Moore-Hodgson over the rest."""
         now_s = now_ms / 1_000
-        hopeless: list[WaitingRequest] = []
-        classes: list[list[WaitingRequest]] = []
-        for head in self._window():
-            kept: list[WaitingRequest] = []
-            for deadline_ms, _, _, request in head:
-                if deadline_ms / 1_000 < now_s + request.prefill_s:
-                    hopeless.append(request)
-                else:
-                    kept.append(request)
+        classes: list[list[_Item]] = []
+        hopeless: list[_Item] = []
+        for live, head in zip(reversed(self._live), self._window(), strict=True):
+            kept = [item for item in head if item[0] / 1_000 >= now_s + item[3].prefill_s]
+            if len(kept) < len(head):
+                hopeless += [item for item in head if item[0] / 1_000 < now_s + item[3].prefill_s]
+                live[: len(head)] = kept
             classes.append(kept)
-        for request in hopeless:
-            self._to_late(request)
-        jobs = [[(r.deadline_ms / 1_000, r.prefill_s) for r in kept] for kept in classes]
+        if hopeless:
+            self._to_late(hopeless)
+        self._windowed = [len(kept) for kept in classes]
+        jobs = [[(item[0] / 1_000, item[3].prefill_s) for item in kept] for kept in classes]
         self._plan.clear()
         self._dropped = []
-        for requests, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s), strict=True):
-            self._plan.extend([requests[position] for position in kept_at])
+        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s), strict=True):
+            self._plan.extend([kept[position][3] for position in kept_at])
             for position in dropped_at:
-                request = requests[position]
-                rank = rest_rank(request.submitted_ms, priority_class(request.priority), self.options)
-                self._dropped.append((rank, self._entries[request.identity].key[2], request))
-        self._dropped.sort(key=lambda item: item[:2])
+                _, _, sequence, request = kept[position]
+                self._dropped.append((self._rank(request), sequence, request))
+        self._dropped.sort(key=_rank_of)
         self._planned_ms = now_ms
         self._dirty = False
 
-    def _to_late(self, request: WaitingRequest) -> None:
-        entry = self._entries[request.identity]
-        _take(entry.place, entry.key)
-        sequence = entry.key[2]
-        rank = rest_rank(request.submitted_ms, priority_class(request.priority), self.options)
-        entry.key = (rank, 0.0, sequence)
-        entry.place = self._late
-        insort(self._late, (*entry.key, request))
+    def _rank(self, request: WaitingRequest) -> float:
+        return rest_rank(request.submitted_ms, priority_class(request.priority), self.options)
+
+    def _to_late(self, items: list[_Item]) -> None:
+        """All at once: one by one, a thousand memory moves would stall the release."""
+        for _, _, sequence, request in items:
+            entry = self._entries[request.identity]
+            entry.key = (self._rank(request), 0.0, sequence)
+            entry.place = self._late
+            self._late.append((*entry.key, request))
+        self._late.sort()
 
     def _first_of_rest(self) -> WaitingRequest | None:
         best: tuple[float, int, WaitingRequest] | None = None

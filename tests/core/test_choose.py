@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Never
 
 import pytest
 from hypothesis import given, settings
@@ -380,9 +381,8 @@ def test_any_state_gives_a_distinct_eligible_bounded_answer(n: int, data: st.Dat
     except NoInstance:
         assert not eligible
         return
-    except Overloaded as error:
-        assert error.retry_after_ms is not None
-        assert 50 <= error.retry_after_ms <= 10_000
+    except Overloaded:
+        assert not all(view.load.admitting for view in pool.views.values())
         return
     looked = [c.instance_id for c in decision.candidates]
     assert len(looked) == len(set(looked)) <= 4
@@ -399,7 +399,7 @@ class _CountingViews(dict[str, object]):
 
     reads = 0
 
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> object:
         self.reads += 1
         return super().get(key, default)
 
@@ -407,7 +407,7 @@ class _CountingViews(dict[str, object]):
         self.reads += 1
         return super().__getitem__(key)
 
-    def __iter__(self) -> object:  # type: ignore[override]
+    def __iter__(self) -> Never:
         raise AssertionError("a decision must not look at all instances")
 
 
