@@ -10,20 +10,20 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import Counter
 from redis.asyncio import Redis
 
 from dualmap.core.heat_tree import HeatOptions
 from dualmap.rpc.interceptors import RpcMetrics
 from dualmap.rpc.server import AioServer, ServerParts
 from dualmap.runtime.background import running
-from dualmap.runtime.health import Component, Health
+from dualmap.runtime.health import Health
 from dualmap.runtime.leadership import LeaderCallbacks, Leadership, LeaseTerms
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
+from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
 from dualmap.runtime.telemetry import start_telemetry
-from dualmap.store.connection import RedisOptions, StoreError, connect, server_problems
+from dualmap.store.connection import RedisOptions, StoreError, connect
 from dualmap.store.leases import RedisLeases
 from dualmap.store.ring_store import RingStore
 from dualmap.store.state_store import StateStore
@@ -35,7 +35,6 @@ from services.ringmanager.servicer import RingManagerServicer, register
 from services.ringmanager.settings import Settings
 
 LEASE_NAME = "ringmanager"
-CHECK_REDIS_S = 60.0
 FIND_LEADER_S = 1.0
 
 _log = get_log("ringmanager")
@@ -132,7 +131,7 @@ class App:
             owner = await _holder(leases)
             self._leader = owner.partition("#")[0] if owner else None
 
-        redis_check = _RedisCheck(client, self.health.component("redis_config", gates=False), self._registry_counter())
+        redis_check = RedisCheck(client, self.health.component("redis_config", gates=False), self._registry)
         for name, work, period_s in (
             ("ring", turn, settings.lease.turn_s),
             ("leader", find_leader, FIND_LEADER_S),
@@ -146,32 +145,6 @@ class App:
         )
         self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost))
         await stack.enter_async_context(running("leadership", self._leadership.run, vital))
-
-    def _registry_counter(self) -> Counter:
-        return Counter(
-            "dualmap_ringmanager_redis_misconfigured", "Checks that found Redis misconfigured.", registry=self._registry
-        )
-
-
-class _RedisCheck:
-    """Looks at Redis's configuration: a red component and a counter, never a refusal."""
-
-    def __init__(self, client: Redis, health: Component, counter: Counter) -> None:
-        self._client = client
-        self._health = health
-        self._counter = counter
-
-    async def turn(self) -> None:
-        try:
-            problems = await server_problems(self._client)
-        except StoreError as error:
-            self._health.fail(f"not checked: {type(error).__name__}")
-            return
-        if problems:
-            self._counter.inc()
-            self._health.fail("; ".join(problems))
-        else:
-            self._health.ok()
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ from dualmap.core.membership import Member, RingSnapshot
 from dualmap.runtime.health import Component
 from dualmap.runtime.logs import get_log
 from dualmap.store.connection import StoreError
+from dualmap.store.packing import UnreadableValueError
 from dualmap.store.ring_store import PublishResult, RingStore
 from dualmap.store.state_store import StateStore
 from services.ringmanager.draft import next_epoch
@@ -71,7 +72,7 @@ class Publisher:
             if await self._stores.ring.epoch() <= known:
                 self._stores.health.ok()
                 return None
-            snapshot = await self._stores.ring.load()
+            snapshot = await self._load()
         except StoreError as error:
             raise self._failed(error) from error
         self._stores.health.ok()
@@ -80,12 +81,12 @@ class Publisher:
     async def begin(self, known: int) -> RingSnapshot | None:
         """A reign begins: the stored ring where it is newer than the known one, which is published again if not."""
         try:
-            snapshot = await self._stores.ring.load()
+            snapshot = await self._load()
+            self._stored_epoch = snapshot.epoch if snapshot else await self._stores.ring.epoch()
         except StoreError as error:
             raise self._failed(error) from error
         self._stores.health.ok()
-        self._stored_epoch = snapshot.epoch if snapshot else 0
-        self.must_publish = self._stored_epoch < known
+        self.must_publish = (snapshot.epoch if snapshot else 0) < known
         return snapshot if snapshot is not None and snapshot.epoch > known else None
 
     async def lost(self, known: int, now_s: float) -> bool:
@@ -138,6 +139,14 @@ class Publisher:
             and head.reachable
             and head.base.agent_epoch == member.agent_epoch
         )
+
+    async def _load(self) -> RingSnapshot | None:
+        try:
+            return await self._stores.ring.load()
+        except UnreadableValueError as error:
+            # As good as lost: the members and the routers bring it back.
+            _log.error("ring_unreadable", problem=str(error))
+            return None
 
     def _failed(self, error: StoreError) -> Unavailable:
         self._stores.health.fail(f"Redis does not answer: {type(error).__name__}")

@@ -25,7 +25,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         self._pool = pool
         self._keeper = keeper
 
-    async def Join(  # noqa: N802
+    async def Join(
         self,
         request: ring_pb2.JoinRequest,
         context: grpc.aio.ServicerContext[ring_pb2.JoinRequest, ring_pb2.JoinResponse],  # noqa: ARG002  (the contract's)
@@ -40,7 +40,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
             state=state_to_message(member.state),
         )
 
-    async def Renew(  # noqa: N802
+    async def Renew(
         self,
         request: ring_pb2.RenewRequest,
         context: grpc.aio.ServicerContext[ring_pb2.RenewRequest, ring_pb2.RenewResponse],  # noqa: ARG002  (the contract's)
@@ -54,7 +54,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
             lease_ms=self._keeper.lease_ms,
         )
 
-    async def Drain(  # noqa: N802
+    async def Drain(
         self,
         request: ring_pb2.DrainRequest,
         context: grpc.aio.ServicerContext[ring_pb2.DrainRequest, ring_pb2.DrainResponse],  # noqa: ARG002  (the contract's)
@@ -66,7 +66,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
             ring_epoch=self._keeper.epoch, state=state_to_message(member.state), moved_share=share
         )
 
-    async def Undrain(  # noqa: N802
+    async def Undrain(
         self,
         request: ring_pb2.UndrainRequest,
         context: grpc.aio.ServicerContext[ring_pb2.UndrainRequest, ring_pb2.UndrainResponse],  # noqa: ARG002  (the contract's)
@@ -76,7 +76,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         member = await self._keeper.undrain(instance_id_of(request.instance_id))
         return ring_pb2.UndrainResponse(ring_epoch=self._keeper.epoch, state=state_to_message(member.state))
 
-    async def Leave(  # noqa: N802
+    async def Leave(
         self,
         request: ring_pb2.LeaveRequest,
         context: grpc.aio.ServicerContext[ring_pb2.LeaveRequest, ring_pb2.LeaveResponse],  # noqa: ARG002  (the contract's)
@@ -86,7 +86,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         share = await self._keeper.leave(instance_id_of(request.instance_id), request.agent_epoch)
         return ring_pb2.LeaveResponse(ring_epoch=self._keeper.epoch, moved_share=share)
 
-    async def GetRing(  # noqa: N802
+    async def GetRing(
         self,
         request: ring_pb2.GetRingRequest,
         context: grpc.aio.ServicerContext[ring_pb2.GetRingRequest, ring_pb2.GetRingResponse],  # noqa: ARG002  (the contract's)
@@ -101,7 +101,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
             last_moved_share=now.last_moved_share,
         )
 
-    async def WatchRing(  # noqa: N802
+    async def WatchRing(
         self,
         request: ring_pb2.WatchRingRequest,
         context: grpc.aio.ServicerContext[ring_pb2.WatchRingRequest, ring_pb2.WatchRingResponse],  # noqa: ARG002  (the contract's)
@@ -112,7 +112,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
             message = ring_to_message(ring) if ring else None
             yield ring_pb2.WatchRingResponse(ring_epoch=ring.epoch if ring else self._keeper.epoch, ring=message)
 
-    async def ReportHeat(  # noqa: N802
+    async def ReportHeat(
         self,
         request: ring_pb2.ReportHeatRequest,
         context: grpc.aio.ServicerContext[ring_pb2.ReportHeatRequest, ring_pb2.ReportHeatResponse],  # noqa: ARG002  (the contract's)
