@@ -18,13 +18,16 @@ _TOKENS = 1_000.0
 class CostOptions:
     """How fast and how far the fit may go.
 
-    ``memory``: samples after which one weighs 1/e. ``prior_samples``: samples that the configured cost is worth.
+    ``memory``: samples after which one weighs 1/e. ``prior_samples``: samples that the configured cost is worth at the
+    start; it fades with ``prior_memory`` down to ``prior_floor``, which decides only what no sample says.
     ``outlier_factor``: a time so many times above or below the fit is cut to that bound. ``b_range``: the fitted cost
     of a token stays within the configured one divided and multiplied by this.
     """
 
     memory: float = 200.0
     prior_samples: float = 2.0
+    prior_memory: float = 30.0
+    prior_floor: float = 0.001
     outlier_factor: float = 8.0
     b_range: float = 20.0
 
@@ -52,7 +55,10 @@ class CostFit:
         weight = self._options.prior_samples / len(_PRIOR_POINTS)
         for miss_k, context_k in _PRIOR_POINTS:
             seconds = initial.seconds(miss_k * _TOKENS, context_k * _TOKENS)
-            _add(self._prior_matrix, self._prior_right, _features(miss_k, context_k), seconds, weight)
+            share = weight / _scale(seconds)
+            _add(self._prior_matrix, self._prior_right, _features(miss_k, context_k), seconds, share)
+        self._prior_fade = 1.0 - 1.0 / self._options.prior_memory
+        self._prior_share = 1.0
         self._samples = 0
         self._cost = PrefillCost(initial.a_s, initial.b_s_per_token, initial.c_s_per_token2, 0)
 
@@ -73,15 +79,18 @@ class CostFit:
             for column in range(3):
                 row[column] *= self._keep
         self._right = [value * self._keep for value in self._right]
+        configured = self._initial.seconds(miss_tokens, context_tokens)
         features = _features(miss_tokens / _TOKENS, context_tokens / _TOKENS)
-        _add(self._matrix, self._right, features, seconds, 1.0)
+        _add(self._matrix, self._right, features, seconds, 1.0 / _scale(configured))
         self._samples += 1
+        self._prior_share = max(self._options.prior_floor, self._prior_share * self._prior_fade)
         self._cost = self._solve()
         return True
 
     def _solve(self) -> PrefillCost:
-        matrix = [[self._matrix[i][j] + self._prior_matrix[i][j] for j in range(3)] for i in range(3)]
-        right = [self._right[i] + self._prior_right[i] for i in range(3)]
+        prior = self._prior_share
+        matrix = [[self._matrix[i][j] + prior * self._prior_matrix[i][j] for j in range(3)] for i in range(3)]
+        right = [self._right[i] + prior * self._prior_right[i] for i in range(3)]
         terms = _non_negative(matrix, right)
         b_initial = self._initial.b_s_per_token
         b = terms[1] / _TOKENS
@@ -90,9 +99,13 @@ class CostFit:
         return PrefillCost(terms[0], b, terms[2] / (_TOKENS * _TOKENS), self._samples)
 
 
+def _scale(configured_s: float) -> float:
+    """Errors count relative to the configured time: short prefills fix ``a``, and no time weighs by how it came out."""
+    return max(configured_s, 0.005) ** 2
+
+
 def _add(matrix: list[_Vector], right: _Vector, features: _Vector, seconds: float, weight: float) -> None:
-    """One sample into the normal equations; errors count relative to the time, so short prefills fix ``a``."""
-    weight /= max(seconds, 0.005) ** 2
+    """One weighted sample into the normal equations."""
     for i in range(3):
         scaled = weight * features[i]
         right[i] += scaled * seconds

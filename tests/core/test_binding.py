@@ -1,0 +1,101 @@
+"""Late binding: what an instance with room takes, its own or an offer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualmap.core.binding import Bindable, BindingOptions, choose_next, in_time, score_s
+
+OPTIONS = BindingOptions()
+ROOM = 100_000
+
+
+def _entry(
+    name: str, deadline_ms: float = 5_000, prefill_s: float = 1.0, best_s: float = 1.0, holder: str | None = None
+) -> Bindable:
+    return Bindable(name, 1, deadline_ms, 0.0, 1_000, prefill_s, best_s, holder=holder)
+
+
+def _next(*entries: Bindable, options: BindingOptions = OPTIONS, room: int = ROOM) -> str | None:
+    chosen = choose_next(entries, options, 0.0, room)
+    return None if chosen is None else chosen.request_id
+
+
+def test_the_urgent_goes_first_where_no_work_is_wasted() -> None:
+    """Equal extra work: the least slack, own or offered."""
+    assert _next(_entry("own", 4_000), _entry("offer", 2_000, holder="b")) == "offer"
+    assert _next(_entry("own", 2_000), _entry("offer", 4_000, holder="b")) == "own"
+
+
+def test_extra_work_weighs_four_times_slack() -> None:
+    """A second of work that the best cache would not need outweighs up to four seconds of urgency."""
+    cold = _entry("cold", 3_000, prefill_s=1.0, best_s=0.0, holder="b")
+
+    assert _next(cold, _entry("own", 6_900)) == "own"
+    assert _next(cold, _entry("own", 7_100)) == "cold"
+    assert score_s(cold, OPTIONS, 0.0) == pytest.approx(4.0 + 3.0 - 1.02)
+
+
+def test_extra_is_measured_against_the_best_cache_of_all() -> None:
+    """Never negative; holding the best cache here means no extra work."""
+    assert _entry("a", prefill_s=0.2, best_s=0.5).extra_s == 0
+
+
+def test_the_feasible_set_goes_before_all_others() -> None:
+    """Who cannot be saved is left for later; the set is the largest that meets its deadlines."""
+    lost = _entry("lost", 500)
+    long = _entry("long", 2_500, prefill_s=2.4, best_s=2.4)
+
+    assert _next(lost, long, _entry("a", 2_600), _entry("b", 3_000)) == "a"
+    assert [e.request_id for e in in_time([lost, long, _entry("a", 2_600), _entry("b", 3_000)], OPTIONS, 0.0)] == [
+        "a",
+        "b",
+    ]
+    each = BindingOptions(feasible="each")
+    assert _next(lost, long, _entry("a", 2_600), _entry("b", 3_000), options=each) == "long"
+
+
+def test_without_a_feasible_one_the_oldest_of_its_own_runs() -> None:
+    """An offer that would miss here stays with its holder."""
+    own = Bindable("own", 1, 100.0, 5.0, 1_000, 1.0, 1.0)
+    older = Bindable("older", 1, 100.0, 3.0, 1_000, 1.0, 1.0)
+
+    assert _next(own, older, _entry("offer", 100, holder="b")) == "older"
+    assert _next(_entry("offer", 100, holder="b")) is None
+    assert _next() is None
+
+
+def test_a_higher_class_goes_first() -> None:
+    """Priority orders classes here as in the queue."""
+    high = Bindable("high", 1, 9_000.0, 0.0, 1_000, 1.0, 1.0, priority=1)
+
+    assert _next(_entry("own", 2_000), high) == "high"
+
+
+def test_bounds_of_room_and_extra_work() -> None:
+    """What does not fit waits; an offer above the bound of extra work is left alone."""
+    assert _next(_entry("a"), room=999) is None
+    wasteful = _entry("offer", 2_000, prefill_s=1.0, best_s=0.0, holder="b")
+    assert _next(wasteful, options=BindingOptions(max_extra_s=0.5)) is None
+    assert _next(wasteful) == "offer"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-100, 9_000), st.floats(0, 3), st.floats(0, 3), st.booleans()), min_size=1, max_size=12
+    )
+)
+def test_an_own_request_always_leaves_something_to_run(rows: list[tuple[int, float, float, bool]]) -> None:
+    """With anything of its own waiting an instance with room never idles; an offer taken is one that meets."""
+    entries = [
+        Bindable(str(n), 1, float(d), 0.0, 10, cost, best, holder="b" if offered else None)
+        for n, (d, cost, best, offered) in enumerate(rows)
+    ]
+    chosen = choose_next(entries, OPTIONS, 0.0, ROOM)
+
+    if any(entry.holder is None for entry in entries):
+        assert chosen is not None
+    if chosen is not None and chosen.holder is not None:
+        assert chosen.deadline_ms / 1_000 >= chosen.prefill_s
