@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from dualmap.core.errors import InvalidRequest, Overloaded
+from dualmap.core.errors import InvalidRequest, Overloaded, Unavailable
 from dualmap.rpc.convert_explain import explanation, view_message
 from dualmap.rpc.convert_route import RouteCall, RouteRules, digest_of, identity_of, read_route, route_call
 from dualmap.rpc.convert_route import streamed_route as request_of
@@ -89,15 +89,15 @@ class RouterServicer:
         return view_message(self._decider.view_facts(tuple(request.instance_ids))).SerializeToString()
 
     def end_streams(self) -> None:
-        """End every open stream with UNAVAILABLE and refuse new ones: the process stops."""
+        """End every open stream and refuse new ones: the process stops, and an idle stream would use up the grace.
+
+        Their clients see CANCELLED: gRPC lets no other thread than the stream's own choose a status.
+        """
         with self._streams_lock:
             self._stopping = True
             streams = tuple(self._streams)
         for context in streams:
-            try:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "this router stops; use another")
-            except Exception:  # noqa: S112  (abort always raises: that is how it leaves a handler)
-                continue
+            context.cancel()
 
     def _what_if(self, raw: bytes) -> router_pb2.ExplainResponse:
         message = read_route(raw)
@@ -117,7 +117,9 @@ class RouterServicer:
 
     def _open(self, context: grpc.ServicerContext) -> None:
         with self._streams_lock:
-            if len(self._streams) >= self._max_streams or self._stopping:
+            if self._stopping:
+                raise Unavailable("this router stops and", _STREAM_RETRY_MS)
+            if len(self._streams) >= self._max_streams:
                 self._metrics.counts["streams_refused"] += 1
                 raise Overloaded(_STREAM_RETRY_MS, f"{self._max_streams} route streams are open")
             self._streams.add(context)

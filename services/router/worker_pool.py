@@ -14,14 +14,14 @@ _SHEDDING_THREADS = 2
 
 
 class WorkerPool(ThreadPoolExecutor):
-    """A pool whose calls learn from ``shedding`` that more than ``limit`` were in hand when they came."""
+    """A pool whose calls learn from ``shedding`` that ``limit`` were in hand when they came."""
 
     def __init__(self, threads: int, limit: int) -> None:
         super().__init__(threads, thread_name_prefix="route")
         self.threads = threads
         self.shed = 0
         """Calls that were told to give up."""
-        self._longest_queue = max(0, limit - threads)
+        self._longest_queue = max(1, limit - threads)
         self._here = threading.local()
         self._shedders = ThreadPoolExecutor(
             _SHEDDING_THREADS, thread_name_prefix="shed", initializer=self._mark_shedding
@@ -39,7 +39,7 @@ class WorkerPool(ThreadPoolExecutor):
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the call in a working thread, or at once in a shedding one when too many wait."""
-        if self._work_queue.qsize() > self._longest_queue:
+        if self._work_queue.qsize() >= self._longest_queue:
             self.shed += 1
             return self._shedders.submit(call, *args, **kwargs)
         return super().submit(call, *args, **kwargs)
