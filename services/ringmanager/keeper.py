@@ -135,9 +135,9 @@ class RingKeeper:
         self._metrics.joined.inc()
         return member
 
-    def renew(self, renew: Renew) -> tuple[InstanceState, ...]:
+    async def renew(self, renew: Renew) -> tuple[InstanceState, ...]:
         """Hear an agent's instances, also while Redis does not answer. The change is published by the next turn."""
-        self._refuse_standby()
+        await self._lead_now()
         self._hear(renew.highest_epoch_seen)
         now_s = self._now_s()
         return tuple(
@@ -177,7 +177,7 @@ class RingKeeper:
 
     async def report_heat(self, report: HeatReport) -> bool:
         """Count a router's samples and take the table it offers; whether its table is wanted with the next report."""
-        self._refuse_standby()
+        await self._lead_now()
         self._hear(report.highest_epoch_seen)
         digest = self._rules.parameters.digest()
         if report.parameters_digest != digest and (report.samples or report.splits or report.parameters_digest):
@@ -326,11 +326,11 @@ class RingKeeper:
         epoch = self._lead.epoch()
         return epoch is not None and epoch == self._reign
 
-    def _refuse_standby(self) -> None:
-        if self._lead.epoch() is None:
-            raise NotLeader(self._lead.leader())
+    async def _lead_now(self) -> None:
+        """Waits for Redis only where a reign has just begun. Raises NotLeader, Unavailable."""
         if not self._leads():
-            raise Unavailable("the new leader", RETRY_MS)
+            async with self._lock:
+                await self._take_duty()
 
     def _refuse_other_parameters(self, join: Join) -> None:
         ours = self._rules.parameters

@@ -47,7 +47,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
     ) -> ring_pb2.RenewResponse:
         """Keep leases."""
         self._check_pool(request.pool)
-        states = self._keeper.renew(renew_of(request))
+        states = await self._keeper.renew(renew_of(request))
         return ring_pb2.RenewResponse(
             ring_epoch=self._keeper.epoch,
             states=[state_to_message(state) for state in states],

@@ -150,7 +150,7 @@ def test_silence_beyond_the_lease_removes_an_instance() -> None:
 
 
 def test_a_mass_expiry_is_slow() -> None:
-    """At most a fifth of the pool goes in a lease (two of ten, then one of eight): all silent at once may be our fault."""
+    """At most a fifth of the pool goes goes in a lease, two of ten, then one of eight: the fault may be ours."""
     names = [f"i{number}" for number in range(10)]
     membership = pool(*names)
 
