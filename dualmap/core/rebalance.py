@@ -14,7 +14,6 @@ from dualmap.core.blocks import Chain
 from dualmap.core.choose import RingPicture
 from dualmap.core.instance_view import InstanceView
 from dualmap.core.load import priority_class, slack_bucket, work_due_before
-from dualmap.core.state import PRIORITY_CLASSES, SLACK_BUCKETS
 
 
 class Cause(StrEnum):
@@ -90,7 +89,8 @@ class _Source:
     cause: Cause
     costs: list[float]
     finish: list[float]
-    left: list[float] = field(default_factory=list)
+    left: list[float]
+    by_key: dict[int, list[int]]
     gone: set[int] = field(default_factory=set)
 
     def leave(self, position: int) -> None:
@@ -135,14 +135,23 @@ class _Round:
         self.picture = picture
         self.options = options
         self.closed = closed
-        self.ledger: dict[str, list[float]] = {}
+        self.refused: set[tuple[str, str, int]] = set()
+        """Groups that do not fit a target; what the round gives out only makes it worse, so nobody asks again."""
+        self._given: dict[str, float] = {}
+        self._due: dict[tuple[str, int, int], float] = {}
+        self._open: dict[str, bool] = {}
 
     def open(self, instance_id: str) -> bool:
-        view = self.views.get(instance_id)
-        return view is not None and view.eligible and view.load.admitting and instance_id not in self.closed
+        known = self._open.get(instance_id)
+        if known is None:
+            view = self.views.get(instance_id)
+            known = view is not None and view.eligible and view.load.admitting and instance_id not in self.closed
+            self._open[instance_id] = known
+        return known
 
-    def bucket(self, item: QueueItem) -> int:
-        return slack_bucket(item.deadline_ms / 1_000, self.picture.default_slo_s)
+    def held_blocks(self, target: str, item: QueueItem) -> int:
+        """Leading blocks of the item that the target holds or was promised."""
+        return self.views[target].hit_tokens(item.chain)[1] // item.chain.block_tokens
 
     def cost_s(self, target: str, item: QueueItem, held_blocks: int) -> float:
         prompt = item.chain.prompt_tokens
@@ -150,21 +159,27 @@ class _Round:
         return self.views[target].load.cost.seconds(miss, prompt)
 
     def ahead_s(self, target: str, item: QueueItem) -> float:
-        """Work before the item at the target: reported, booked, and given to it in this round."""
-        load = self.views[target].load
-        bucket, pclass = self.bucket(item), priority_class(item.priority)
-        bookings = self.views[target].bookings
-        booked = bookings.waiting_s if len(bookings) else None
-        due = load.rest_s + work_due_before(load, booked, bucket, pclass)
-        given = self.ledger.get(target)
-        if given is None:
-            return due
-        # Given work is due before whatever its bucket: two moved in one round must not each count on going first.
-        return due + sum(given)
+        """Work before the item at the target: reported, booked, and all that this round gave it.
 
-    def give(self, target: str, item: QueueItem, cost_s: float) -> None:
-        given = self.ledger.setdefault(target, [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS))
-        given[priority_class(item.priority) * SLACK_BUCKETS + self.bucket(item)] += cost_s
+        Given work counts whatever its deadline: two moved in one round must not each count on going first.
+        """
+        bucket = slack_bucket(item.deadline_ms / 1_000, self.picture.default_slo_s)
+        place = (target, bucket, priority_class(item.priority))
+        due = self._due.get(place)
+        if due is None:
+            view = self.views[target]
+            booked = view.bookings.waiting_s if len(view.bookings) else None
+            due = view.load.rest_s + work_due_before(view.load, booked, place[1], place[2])
+            self._due[place] = due
+        return due + self._given.get(target, 0.0)
+
+    def hopeless(self, target: str, item: QueueItem) -> bool:
+        """Whether the item would be late there if all of it were cached: no need to count its hits."""
+        least = self.views[target].load.cost.a_s + self.options.handover_s
+        return self.ahead_s(target, item) + least > item.deadline_ms / 1_000
+
+    def give(self, target: str, cost_s: float) -> None:
+        self._given[target] = self._given.get(target, 0.0) + cost_s
 
     def targets(self, item: QueueItem, source: str) -> Iterator[str]:
         """The rest of its pair, then the next hash candidates; distinct, open."""
@@ -202,7 +217,10 @@ def _source(picture: QueuePicture, views: Mapping[str, InstanceView], options: R
         at += cost
         costs.append(cost)
         finish.append(at)
-    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1))
+    by_key: dict[int, list[int]] = {}
+    for position, item in enumerate(picture.items):
+        by_key.setdefault(item.key, []).append(position)
+    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1), by_key)
 
 
 def _movable(item: QueueItem, options: RebalanceOptions) -> bool:
@@ -217,7 +235,7 @@ def _in_need(source: _Source, position: int, options: RebalanceOptions) -> bool:
     return source.cause is not Cause.OVERLOAD or source.stay_s(position) > item.deadline_ms / 1_000
 
 
-def _company(source: _Source, position: int, held: int, by_key: Mapping[int, list[int]]) -> list[int]:
+def _company(source: _Source, position: int, held: int) -> list[int]:
     """All that wait here and share the first block that the target does not hold."""
     item = source.picture.items[position]
     hashes = item.chain.hashes
@@ -227,21 +245,20 @@ def _company(source: _Source, position: int, held: int, by_key: Mapping[int, lis
     items = source.picture.items
     same = [
         other
-        for other in by_key.get(item.key, ())
+        for other in source.by_key[item.key]
         if len(items[other].chain.hashes) > held and items[other].chain.hashes[held] == first_cold
     ]
-    return same or [position]
+    return same
 
 
 def _group_costs(rnd: _Round, source: _Source, positions: Sequence[int], target: str) -> list[float]:
     """Cost of each at the target when they go in order: the first fills the shared prefix for those behind it."""
     filled: set[int] = set()
     costs: list[float] = []
-    view = rnd.views[target]
     for position in positions:
         item = source.picture.items[position]
         hashes = item.chain.hashes
-        held = view.hit_tokens(item.chain)[1] // item.chain.block_tokens
+        held = rnd.held_blocks(target, item)
         while held < len(hashes) and hashes[held] in filled:
             held += 1
         filled.update(hashes[held:])
@@ -269,32 +286,39 @@ def _fits(rnd: _Round, source: _Source, positions: Sequence[int], target: str, c
     return gain if gain > 0.0 else None
 
 
-def _wish(rnd: _Round, source: _Source, position: int, by_key: Mapping[int, list[int]]) -> _Wish | None:
+def _wish(rnd: _Round, source: _Source, position: int) -> _Wish | None:
     """The first target in hash order that does; inside the pair before outside it."""
     item = source.picture.items[position]
     for target in rnd.targets(item, source.picture.instance_id):
-        held = rnd.views[target].hit_tokens(item.chain)[1] // item.chain.block_tokens
+        if source.cause is Cause.OVERLOAD and rnd.hopeless(target, item):
+            continue
+        held = rnd.held_blocks(target, item)
         positions = [position]
+        group = (source.picture.instance_id, target, item.chain.hashes[held] if held < item.chain.blocks else 0)
         if source.cause is Cause.OVERLOAD:
-            positions = _company(source, position, held, by_key)
-        costs = _group_costs(rnd, source, positions, target)
+            if group in rnd.refused:
+                continue
+            positions = _company(source, position, held)
+        if len(positions) == 1:
+            costs = [rnd.cost_s(target, item, held)]
+        else:
+            costs = _group_costs(rnd, source, positions, target)
         gain = _fits(rnd, source, positions, target, costs)
         if gain is not None:
             return _Wish(source, positions, target, costs, gain)
+        if len(positions) > 1:
+            rnd.refused.add(group)
     return None
 
 
 def _wishes(rnd: _Round, sources: Iterable[_Source]) -> list[_Wish]:
     wishes: list[_Wish] = []
     for source in sources:
-        by_key: dict[int, list[int]] = {}
-        for position, item in enumerate(source.picture.items):
-            by_key.setdefault(item.key, []).append(position)
         spoken_for: set[int] = set()
         for position in range(len(source.picture.items)):
             if position in spoken_for or not _in_need(source, position, rnd.options):
                 continue
-            wish = _wish(rnd, source, position, by_key)
+            wish = _wish(rnd, source, position)
             if wish is not None:
                 spoken_for.update(wish.positions)
                 wishes.append(wish)
@@ -314,7 +338,7 @@ def _grant(rnd: _Round, wish: _Wish) -> list[Move]:
         there = rnd.ahead_s(wish.target, item) + rnd.options.handover_s + cost
         gain = source.stay_s(position) - there
         moves.append(Move(item.request_id, item.attempt, source.picture.instance_id, wish.target, gain, source.cause))
-        rnd.give(wish.target, item, cost)
+        rnd.give(wish.target, cost)
     for position in wish.positions:
         source.leave(position)
     return moves
@@ -348,8 +372,5 @@ def _second_try(rnd: _Round, wish: _Wish) -> list[Move]:
     first = next((p for p in wish.positions if _in_need(source, p, rnd.options)), None)
     if first is None:
         return []
-    by_key: dict[int, list[int]] = {}
-    for position in wish.positions:
-        by_key.setdefault(source.picture.items[position].key, []).append(position)
-    other = _wish(rnd, source, first, by_key)
+    other = _wish(rnd, source, first)
     return [] if other is None else _grant(rnd, other)

@@ -221,6 +221,18 @@ class WaitingQueue:
         rest = (item[2] for item in heapq.merge(self._dropped, late, key=_rank_of))
         return list(islice(chain(self._plan, beyond, rest), limit))
 
+    def given_up(self, now_ms: float, rest_s: float = 0.0) -> list[WaitingRequest]:
+        """What cannot meet its deadline here as things stand, oldest first; nothing under the other policies."""
+        if self.policy is not QueuePolicy.SLO or not self._entries:
+            return []
+        if self._dirty:
+            self._compute(now_ms, rest_s)
+        else:
+            self._refresh(now_ms, rest_s)
+        dropped = [item for item in self._dropped if self._waits(item[2])]
+        late = ((rank, sequence, request) for rank, _, sequence, request in self._late)
+        return [item[2] for item in heapq.merge(dropped, late, key=_rank_of)]
+
     def shed(self, now_ms: float) -> list[WaitingRequest]:
         """Take out all that waited longer than ``max_wait_ms``; the caller answers them RESOURCE_EXHAUSTED."""
         bound = now_ms - self.bounds.max_wait_ms
@@ -229,20 +241,23 @@ class WaitingQueue:
             self.remove(item[3].request_id, item[3].attempt)
         return [item[3] for item in expired]
 
-    def waiting_s(self, now_ms: float, default_slo_s: float) -> tuple[float, ...]:
-        """Seconds of waiting prefill, flat by class and slack bucket, as a load report carries them."""
+    def waiting_s(self, now_ms: float, default_slo_s: float, rest_s: float = 0.0) -> tuple[float, ...]:
+        """Seconds of waiting prefill, flat by class and slack bucket, as a load report carries them.
+
+        ``rest_s``: seconds of staged work before it, which decide what is given up.
+        """
         table = [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS)
         if self.policy is not QueuePolicy.SLO:
             for item in self._live[0]:
                 request = item[3]
                 table[self._cell(request, now_ms, default_slo_s)] += request.prefill_s
             return tuple(table)
+        self._refresh(now_ms, rest_s)
         limits = [now_ms] + [now_ms + limit * default_slo_s * 1_000 for limit in BUCKET_LIMITS]
         for pclass, live in enumerate(self._live):
             _fill(table, pclass * SLACK_BUCKETS, live, limits)
         for item in self._late:
             table[priority_class(item[3].priority) * SLACK_BUCKETS] += item[3].prefill_s
-        self._refresh(now_ms, 0.0)
         for _, _, request in self._dropped:
             entry = self._entries.get(request.identity)
             if entry is not None and entry.place is not self._late:

@@ -271,3 +271,26 @@ def test_ten_thousand_waiting_are_held_and_released() -> None:
 
     assert len(queue) == 9_800
     assert time.perf_counter() - started < 60
+
+
+def test_the_given_up_can_be_listed() -> None:
+    """Oldest first, whether past saving or only dropped for the others; staged work makes more of them."""
+    queue = _queue(
+        _request("a", 2_000),
+        _request("dropped", 3_000, prefill_s=2.9, submitted_ms=-5.0),
+        _request("missed", -1, submitted_ms=-9.0),
+    )
+
+    assert [r.request_id for r in queue.given_up(0.0)] == ["missed", "dropped"]
+    assert [r.request_id for r in queue.given_up(30.0, rest_s=9.0)] == ["missed", "dropped", "a"]
+    assert _queue(policy=QueuePolicy.FIFO).given_up(0.0) == []
+
+
+def test_a_list_may_be_cut_and_puts_the_later_deadlines_before_the_lost() -> None:
+    """The first so many; beyond the window the earliest deadlines come before what was given up."""
+    queue = WaitingQueue(options=OrderOptions(window=2))
+    for name, deadline in (("lost", 10), ("a", 3_000), ("b", 5_000), ("c", 90_000)):
+        queue.push(_request(name, deadline))
+
+    assert [r.request_id for r in queue.order(0.0)] == ["a", "b", "c", "lost"]
+    assert [r.request_id for r in queue.order(0.0, limit=2)] == ["a", "b"]
