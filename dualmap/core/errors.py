@@ -132,6 +132,16 @@ class ParameterMismatch(DualMapError):
         self.theirs = theirs
 
 
+class BindingIsEarly(DualMapError):
+    """The instance binds requests when they arrive: neither offer it any nor pull from it."""
+
+    reason = "BINDING_IS_EARLY"
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__(f"binding is early at {instance_id}; neither offer to it nor pull from it")
+        self.instance_id = instance_id
+
+
 class StalePlan(DualMapError):
     """The plan was made from a list that no longer holds: list the queue again, then plan again."""
 

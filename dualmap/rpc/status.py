@@ -15,6 +15,7 @@ from opentelemetry import trace
 from dualmap.core.errors import (
     AbortedAttempt,
     AlreadyExists,
+    BindingIsEarly,
     DualMapError,
     InvalidRequest,
     NoInstance,
@@ -48,6 +49,7 @@ _CODES: Mapping[type[DualMapError], grpc.StatusCode] = {
     StalePlan: grpc.StatusCode.ABORTED,
     ParameterMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     StaleLeader: grpc.StatusCode.FAILED_PRECONDITION,
+    BindingIsEarly: grpc.StatusCode.FAILED_PRECONDITION,
 }
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 

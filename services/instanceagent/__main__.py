@@ -1,0 +1,22 @@
+"""`python -m services.instanceagent`: settings, then the service until a signal, then a drain."""
+
+from __future__ import annotations
+
+import sys
+
+from dualmap.runtime.lifetime import run_service
+from dualmap.runtime.logs import setup_logs
+from dualmap.runtime.settings_loader import load_settings
+from services.instanceagent.app import serve
+from services.instanceagent.settings import Settings
+
+
+def main() -> int:
+    """Run the service; gives the process's exit code."""
+    settings = load_settings(Settings)
+    setup_logs(settings.log, "instanceagent")
+    return run_service(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

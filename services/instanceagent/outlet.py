@@ -1,0 +1,76 @@
+"""Events of one request on their way to whoever follows it: in order, bounded, a pulse in silence. Knows no queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from dualmap.core.errors import DualMapError
+from dualmap.rpc.request_events import AcceptOutcome
+from dualmap.rpc.route_values import FirstToken, HttpChunk, Pulse, Tokens
+
+MAX_PENDING_BYTES = 8 * 1024 * 1024
+MAX_PENDING_EVENTS = 1_024
+
+
+class Outlet:
+    """Put in by the agent, read by one follower. A follower too slow for the bounds is cut off."""
+
+    def __init__(self) -> None:
+        self._pending: deque[AcceptOutcome] = deque()
+        self._pending_bytes = 0
+        self._ended = False
+        self._error: DualMapError | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, event: AcceptOutcome) -> bool:
+        """Add an event; tokens that still wait are batched. False: the follower is too slow, nothing was added."""
+        if self._ended:
+            return True
+        data = getattr(event, "data", b"")
+        if self._pending_bytes + len(data) > MAX_PENDING_BYTES or len(self._pending) >= MAX_PENDING_EVENTS:
+            return False
+        self._pending_bytes += len(data)
+        last = self._pending[-1] if self._pending else None
+        if isinstance(event, Tokens) and isinstance(last, Tokens):
+            self._pending[-1] = Tokens(last.count + event.count, last.data + event.data)
+        else:
+            self._pending.append(event)
+        self._wake.set()
+        return True
+
+    def end(self, error: DualMapError | None = None) -> None:
+        """Nothing follows what was put; ``error`` is raised to the follower after it."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end is known."""
+        return self._ended
+
+    async def follow(self, pulse_s: float) -> AsyncGenerator[AcceptOutcome]:
+        """Events until the end, a Pulse after each ``pulse_s`` seconds without one. Raises the error put at the end."""
+        while True:
+            while self._pending:
+                event = self._pending.popleft()
+                if isinstance(event, Tokens | HttpChunk | FirstToken):
+                    self._pending_bytes -= len(event.data)
+                yield event
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._wake.clear()
+            if not await self._woken(pulse_s):
+                yield Pulse()
+
+    async def _woken(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return self._wake.is_set()
+        return True

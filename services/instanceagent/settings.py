@@ -1,0 +1,149 @@
+"""Settings of an agent: whom it belongs to, how its queue behaves, which engine stands behind it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dualmap.core.engine_model import EngineOptions
+from dualmap.core.state import PrefillCost, QueuePolicy
+from dualmap.runtime.settings import Block, CommaList, MetricsSettings, Port, ServerSettings, ServiceSettings
+from services.instanceagent.instance import InstanceOptions
+
+_POLICIES = {"slo": QueuePolicy.SLO, "hit_first": QueuePolicy.HIT_FIRST, "fifo": QueuePolicy.FIFO}
+
+
+class AgentServerSettings(ServerSettings):
+    """The gRPC port of an agent: every waiting request holds an open stream."""
+
+    port: Port = Field(default=7080, description="0 is any free port.")
+    max_concurrent_rpcs: int = Field(
+        default=65_536, ge=1, le=1_000_000, description="Streams at once; the queue's own bounds refuse earlier."
+    )
+    max_message_bytes: int = Field(
+        default=32 * 1024 * 1024, ge=1024, le=64 * 1024 * 1024, description="Largest message between agents."
+    )
+
+
+class AgentMetricsSettings(MetricsSettings):
+    """The HTTP port for Prometheus."""
+
+    port: Port | None = Field(default=9080, description="0 is any free port; none serves no metrics.")
+
+
+class AgentSettings(Block):
+    """Who the agent is, and how it queues."""
+
+    id: str = Field(
+        default="agent-0",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$",
+        description="Stable name; instances are id/rank. Two agents of one name would fight for one place.",
+    )
+    instances: int = Field(default=1, ge=1, le=64, description="Instances (data-parallel ranks) served by this agent.")
+    ring_managers: CommaList = Field(
+        default=("127.0.0.1:7071",), min_length=1, description="host:port of every ring manager, tried in turn."
+    )
+    routers: CommaList = Field(default=(), description="host:port of routers, for the front door.")
+    advertise_host: str | None = Field(
+        default=None, description="Host that others reach this agent at; absent: the one it listens on."
+    )
+    http_address: str = Field(default="", description="host:port of an OpenAI port in front of it; empty: none.")
+    weight: float = Field(default=1.0, gt=0, le=16, description="Share of the ring against an instance of weight 1.")
+    role: Literal["mixed", "prefill", "decode"] = Field(default="mixed", description="What the instance serves.")
+    queue_policy: Literal["slo", "hit_first", "fifo"] = Field(
+        default="slo", description="Order of the queue; slo keeps the most deadlines, the others are baselines."
+    )
+    binding: Literal["early", "late"] = Field(
+        default="early", description="late: the other candidate is offered what waits, and may pull it."
+    )
+    max_waiting_requests: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Requests that may wait; ordering 10,000 takes milliseconds."
+    )
+    max_waiting_tokens: int = Field(
+        default=200_000_000, ge=1, le=1 << 40, description="Prompt tokens that may wait; bounds their memory."
+    )
+    max_wait_ms: int = Field(
+        default=120_000, ge=1, le=3_600_000, description="Longest wait; then RESOURCE_EXHAUSTED with a retry delay."
+    )
+    feed_tokens: int | None = Field(
+        default=None, ge=1, description="Uncached tokens the engine may hold without first token; absent: its batch."
+    )
+    max_sequences: int | None = Field(
+        default=None, ge=1, description="Requests the engine may hold; absent: its own limit."
+    )
+    suspect_after_ms: int = Field(
+        default=2_000, ge=100, le=600_000, description="Silence of a busy engine that makes the instance SUSPECT."
+    )
+    drain_timeout_s: float = Field(
+        default=60.0, ge=0, le=3_600, description="Longest drain; what is left then ends UNAVAILABLE."
+    )
+
+    @property
+    def instance_ids(self) -> tuple[str, ...]:
+        """Ids of the instances: id/rank."""
+        return tuple(f"{self.id}/{rank}" for rank in range(self.instances))
+
+    @property
+    def instance_options(self) -> InstanceOptions:
+        """Limits of each queue."""
+        return InstanceOptions(
+            queue_policy=_POLICIES[self.queue_policy],
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
+            max_wait_ms=float(self.max_wait_ms),
+            feed_tokens=self.feed_tokens,
+            max_sequences=self.max_sequences,
+            suspect_after_ms=float(self.suspect_after_ms),
+        )
+
+
+class EngineSettings(Block):
+    """The engine. Costs and sizes are the simulated engine's; a real one tells its own."""
+
+    kind: Literal["simulated"] = Field(default="simulated", description="Which adapter stands before the engine.")
+    prefill_ms: float = Field(default=20.0, ge=0, le=60_000, description="Time of any prefill beside its tokens.")
+    prefill_us_per_token: float = Field(
+        default=160.0, gt=0, le=1_000_000, description="Time per uncached token; 0.16 ms is the paper's 7B model."
+    )
+    prefill_ps_per_token2: float = Field(
+        default=0.0, ge=0, le=1e9, description="Attention: picoseconds per uncached token and token of context."
+    )
+    kv_tokens: int = Field(
+        default=1_200_000, ge=128, le=1 << 40, description="KV cache; 64 GB at 57,344 B a token, as in the paper."
+    )
+    host_tier_tokens: int = Field(default=0, ge=0, le=1 << 40, description="Slower tier behind it; 0: none.")
+    decode_tokens_per_s: float = Field(default=50.0, gt=0, le=1e6, description="Tokens a second of one sequence.")
+    batch_tokens: int = Field(default=8_192, ge=1, le=1 << 30, description="Prefill tokens of one engine step.")
+    max_sequences: int = Field(default=256, ge=1, le=65_536, description="Sequences the engine runs at once.")
+    output_tokens: int = Field(
+        default=64, ge=1, le=1_048_576, description="Length of an answer whose request names none."
+    )
+    faults: bool = Field(default=False, description="Let SIGUSR1 pause the engine and SIGUSR2 resume it: for tests.")
+
+    @property
+    def model_options(self) -> EngineOptions:
+        """The simulated engine's options."""
+        cost = PrefillCost(self.prefill_ms / 1e3, self.prefill_us_per_token / 1e6, self.prefill_ps_per_token2 / 1e12)
+        return EngineOptions(
+            cost=cost,
+            kv_tokens=self.kv_tokens,
+            host_tier_tokens=self.host_tier_tokens,
+            decode_tokens_per_s=self.decode_tokens_per_s,
+            max_running=self.max_sequences,
+        )
+
+
+class Settings(ServiceSettings):
+    """The instance agent: the queue before an engine."""
+
+    server: AgentServerSettings = AgentServerSettings()
+    metrics: AgentMetricsSettings = AgentMetricsSettings()
+    agent: AgentSettings = AgentSettings()
+    engine: EngineSettings = EngineSettings()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        if self.agent.max_wait_ms < self.pool.ttft_slo_ms:
+            raise ValueError("agent.max_wait_ms is below pool.ttft_slo_ms: requests would be refused in time")
+        return self
