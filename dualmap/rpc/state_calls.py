@@ -1,0 +1,71 @@
+"""The collector's call to agents, in values. Bounds time and size of an answer; judges nothing in it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from dualmap.core.errors import InvalidRequest
+from dualmap.core.state import StateUpdate
+from dualmap.rpc.clients import AGENT_MESSAGE_BYTES, aio_channel
+from dualmap.rpc.convert_state import StateQuery, query_message, update_of
+from dualmap.rpc.status import problem_of
+from dualmap.runtime.telemetry import Telemetry
+from dualmap.v1 import agent_pb2_grpc
+
+
+class StateCallError(Exception):
+    """An agent gave no usable answer. ``kind``: a gRPC code's name, INVALID for an answer that contradicts itself."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class StateCalls:
+    """Channels to agents by address, shared by an agent's instances, made when first needed."""
+
+    def __init__(self, telemetry: Telemetry | None = None, max_answer_bytes: int = AGENT_MESSAGE_BYTES) -> None:
+        """``max_answer_bytes``: a longer answer is refused before it is held in memory."""
+        self._telemetry = telemetry
+        self._max_answer_bytes = max_answer_bytes
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def get_state(self, address: str, query: StateQuery, timeout_s: float) -> StateUpdate:
+        """One poll, over within ``timeout_s`` whatever the agent does. Raises StateCallError."""
+        stub = agent_pb2_grpc.InstanceAgentStub(self._channel(address))
+        try:
+            answer = await stub.GetState(query_message(query), timeout=timeout_s)
+            update = update_of(answer.update)
+        except grpc.aio.AioRpcError as error:
+            problem = problem_of(error)
+            raise StateCallError(problem.code.name, problem.message) from error
+        except InvalidRequest as error:
+            raise StateCallError("INVALID", error.message) from error
+        if update.instance_id != query.instance_id:
+            raise StateCallError("INVALID", f"asked for {query.instance_id!r}, told of {update.instance_id!r}")
+        return update
+
+    async def keep(self, addresses: frozenset[str]) -> None:
+        """Close the channels to agents that are polled no more."""
+        gone = [address for address in self._channels if address not in addresses]
+        await asyncio.gather(*(self._channels.pop(address).close() for address in gone))
+
+    async def close(self) -> None:
+        """Close every channel."""
+        await self.keep(frozenset())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = aio_channel(address, self._telemetry, self._max_answer_bytes)
+        return channel
