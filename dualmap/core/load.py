@@ -16,6 +16,13 @@ GIVEN_UP = 0
 """Slack bucket of work that cannot meet its deadline any more."""
 
 
+_HIGHER = tuple(
+    tuple(higher * SLACK_BUCKETS + 1 for higher in range(pclass + 1, PRIORITY_CLASSES))
+    for pclass in range(PRIORITY_CLASSES)
+)
+"""For each class where the buckets that can still be met begin in the classes above it."""
+
+
 def slack_bucket(slack_s: float, default_slo_s: float) -> int:
     """Bucket of a request with ``slack_s`` seconds left to its deadline; 0 when none is left."""
     if slack_s <= 0.0:
@@ -38,13 +45,12 @@ def due_before(waiting_s: Sequence[float], policy: QueuePolicy, bucket: int, pcl
     if policy is not QueuePolicy.SLO:
         return sum(waiting_s)
     start = pclass * SLACK_BUCKETS
-    total = 0.0
     if bucket == GIVEN_UP:
         # What was given up goes after all that can still be kept; among its own kind it is the youngest.
         return sum(waiting_s[start:])
-    while start < PRIORITY_CLASSES * SLACK_BUCKETS:
-        total += sum(waiting_s[start + 1 : start + 1 + bucket])
-        start += SLACK_BUCKETS
+    total = sum(waiting_s[start + 1 : start + 1 + bucket])
+    for first in _HIGHER[pclass]:
+        total += sum(waiting_s[first : first + bucket])
     return total
 
 

@@ -243,12 +243,11 @@ def _company(source: _Source, position: int, held: int) -> list[int]:
         return [position]
     first_cold = hashes[held]
     items = source.picture.items
-    same = [
+    return [
         other
         for other in source.by_key[item.key]
         if len(items[other].chain.hashes) > held and items[other].chain.hashes[held] == first_cold
     ]
-    return same
 
 
 def _group_costs(rnd: _Round, source: _Source, positions: Sequence[int], target: str) -> list[float]:
