@@ -87,7 +87,7 @@ class RingKeeper:
         self._rebuild_until_s = 0.0
         self._unmeasured: tuple[tuple[Member, ...], tuple[Member, ...]] | None = None
         self._last_moved_share = 0.0
-        self.watchers = WatcherHub(rules.heartbeat_s)
+        self.watchers = WatcherHub(rules.heartbeat_s, metrics.cut_off.inc)
 
     @property
     def lease_ms(self) -> int:

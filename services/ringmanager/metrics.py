@@ -27,6 +27,7 @@ class RingManagerMetrics:
         self.leader = gauge("leader", "1 while this process leads.")
         self.moved_share = gauge("moved_share_ratio", "Share of pairs that the last change of the ring moved.")
         self.watchers = gauge("watchers", "Open watches.")
+        self.cut_off = counter("watchers_cut_off", "Watches ended because their reader was too slow.")
         self.published = counter("published", "Rings published.")
         self.refused = counter("publications_refused", "Rings that Redis did not take: fenced, moved or unanswered.")
         self.failed_turns = counter("turns_without_effect", "Turns that Redis, or another leader, let come to nothing.")

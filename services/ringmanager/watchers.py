@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from dualmap.core.errors import Overloaded
@@ -24,11 +24,11 @@ class _Watcher:
 class WatcherHub:
     """All open watches of the process."""
 
-    def __init__(self, heartbeat_s: float) -> None:
+    def __init__(self, heartbeat_s: float, on_cut: Callable[[], None]) -> None:
         self._heartbeat_s = heartbeat_s
+        self._on_cut = on_cut
         self._watchers: set[_Watcher] = set()
         self._closed = False
-        self.cut_off_total = 0
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -73,7 +73,7 @@ class WatcherHub:
 
     def _cut(self, watcher: _Watcher) -> None:
         self._watchers.discard(watcher)
-        self.cut_off_total += 1
+        self._on_cut()
         watcher.cut_off = True
         _empty(watcher.queue)
         watcher.queue.put_nowait(None)

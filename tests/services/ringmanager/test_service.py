@@ -234,6 +234,29 @@ async def test_an_emptied_redis_gets_its_ring_back(redis_url: str) -> None:
         assert stored.epoch >= found.ring_epoch
 
 
+async def test_nobody_is_removed_while_redis_and_agents_are_both_silent(redis_url: str) -> None:
+    """Ten leases without Redis and without one renewal, then both return: all are still members."""
+    lease = LeaseSettings(lease_s=0.3, turn_s=0.02)
+    async with ring_manager(settings(redis_url, lease=lease)) as (app, stub):
+        await until(lambda: app.is_leader)
+        names = {"a/0", "b/0", "c/0"}
+        for name in sorted(names):
+            await stub.Join(join_request(name), timeout=TIMEOUT_S)
+            await store_state(redis_url, name)
+        async with Renewals(stub, names, every_s=0.05).running():
+            before = await wait_ring(stub, lambda answer: list(states(answer).values()) == ["ACTIVE"] * 3)
+        with redis.Redis.from_url(redis_url) as client:
+            client.client_pause(3_000)
+
+        await until(lambda: not app.is_leader)
+        await until(lambda: app.is_leader)
+        async with Renewals(stub, names, every_s=0.05).running():
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                found = await get_ring(stub)
+                assert states(found) == states(before)
+
+
 async def test_a_ring_lost_by_all_is_rebuilt_before_it_is_shown(redis_url: str) -> None:
     """Redis and ring manager both lost it: no ring of the first to return empties the routers' views, epochs rise."""
     seen = int(time.time() * 1_000) + 3_600_000

@@ -17,7 +17,7 @@ def ring(epoch: int) -> RingSnapshot:
 
 async def test_a_watch_begins_with_the_ring_and_tells_each_change() -> None:
     """Whole first, then in order; and it ends when the process stops."""
-    hub = WatcherHub(heartbeat_s=60)
+    hub = WatcherHub(60, lambda: None)
     watch = aiter(hub.watch(ring(1)))
 
     assert await anext(watch) == ring(1)
@@ -32,7 +32,7 @@ async def test_a_watch_begins_with_the_ring_and_tells_each_change() -> None:
 
 async def test_silence_is_filled_with_signs_of_life() -> None:
     """A watcher tells a quiet ring from a dead ring manager."""
-    hub = WatcherHub(heartbeat_s=0.01)
+    hub = WatcherHub(0.01, lambda: None)
     watch = aiter(hub.watch(None))
 
     async with asyncio.timeout(5):
@@ -41,7 +41,8 @@ async def test_silence_is_filled_with_signs_of_life() -> None:
 
 async def test_a_slow_reader_is_cut_off() -> None:
     """It costs a bounded queue and then ends, and the others hear on."""
-    hub = WatcherHub(heartbeat_s=60)
+    cut: list[int] = []
+    hub = WatcherHub(60, lambda: cut.append(1))
     slow, quick = aiter(hub.watch(ring(1))), aiter(hub.watch(ring(1)))
     await anext(slow)
     await anext(quick)
@@ -52,13 +53,13 @@ async def test_a_slow_reader_is_cut_off() -> None:
 
     with pytest.raises(Overloaded, match="slowly"):
         await anext(slow)
-    assert hub.cut_off_total == 1
+    assert cut == [1]
     assert len(hub) == 1
 
 
 async def test_a_stopping_hub_takes_no_watch() -> None:
     """No stream outlives the process's stop."""
-    hub = WatcherHub(heartbeat_s=60)
+    hub = WatcherHub(60, lambda: None)
     hub.close()
 
     assert [item async for item in hub.watch(ring(1))] == []
