@@ -148,10 +148,12 @@ class DualMapClient:
                     run.attempt += 1
                 async with aclosing(self._attempt(run, address, span)) as events:
                     async for event in events:
-                        yield event
                         if isinstance(event, Done):
+                            # Told first: a caller that has its end need not come back for more.
                             span.ended(event, run.attempt)
+                            yield event
                             return
+                        yield event
             run.attempt += 1
             await self._heed(run)
         raise _failure_of(run)
