@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ def _item(pool: Pool, name: int, blocks: int = 50, deadline_s: float = 5.0) -> Q
 
 def _names_of(pool: Pool, source: str, count: int) -> list[int]:
     """Names whose pair holds the source."""
-    return [name for name in range(1, 5_000) if source in pool.pair(run_of(name, 1)[0])][:count]
+    return list(islice((name for name in range(1, 5_000) if source in pool.pair(run_of(name, 1)[0])), count))
 
 
 def _queue(pool: Pool, source: str, count: int, deadline_s: float = 5.0) -> list[QueueItem]:
@@ -281,3 +282,50 @@ def test_a_thousand_waiting_are_planned_in_bounded_time() -> None:
 
     assert moves
     assert time.perf_counter() - started < 10
+
+
+def test_a_prompt_wholly_cached_at_the_target_moves_alone() -> None:
+    """It has no cold block to share with anybody."""
+    pool = Pool(8)
+    (item,) = _queue(pool, "a0/0", 1)
+    pool.warm(_other(item, "a0/0"), item.chain.hashes)
+
+    (move,) = _plan(pool, QueuePicture("a0/0", (item,), rest_s=9.0))
+
+    assert move.target == _other(item, "a0/0")
+
+
+def test_only_the_pair_when_no_further_look_is_allowed() -> None:
+    """Without further looks a full partner means staying."""
+    pool = Pool(8)
+    (item,) = _queue(pool, "a0/0", 1)
+    pool.busy(9.0, _other(item, "a0/0"))
+
+    assert _plan(pool, QueuePicture("a0/0", (item,), rest_s=9.0), options=RebalanceOptions(further_looks=0)) == []
+
+
+def test_from_a_stalled_instance_the_lost_moves_only_where_it_is_sooner() -> None:
+    """Past its deadline anywhere it still moves to an earlier first token, not to a later one."""
+    pool = Pool(8)
+    (item,) = _queue(pool, "a0/0", 1)
+    lost = replace(item, deadline_ms=-1.0)
+    pool.busy(10.0, *pool.views)
+    assert len(_plan(pool, QueuePicture("a0/0", (lost,), rest_s=10.0, suspect=True))) == 1
+
+    pool.busy(50.0, *pool.views)
+    assert _plan(pool, QueuePicture("a0/0", (lost,), rest_s=1.0, suspect=True)) == []
+
+
+def test_a_target_taken_in_the_round_sends_the_next_one_on() -> None:
+    """The first target has no more room: the next hash candidate gets it, or nobody."""
+    pool = Pool(8)
+    first, *others = _queue(pool, "a0/0", 40)
+    other = _other(first, "a0/0")
+    second = next(item for item in others if _other(item, "a0/0") == other)
+    pool.busy(3.5, other)
+
+    moves = _plan(pool, QueuePicture("a0/0", (first, second), rest_s=9.0))
+
+    assert len(moves) == 2
+    assert {m.target for m in moves} != {other}
+    assert other in {m.target for m in moves}
