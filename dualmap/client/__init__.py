@@ -7,7 +7,7 @@ async with DualMapClient(["127.0.0.1:7070"]) as client:
 
 from __future__ import annotations
 
-from dualmap.client.client import ClientOptions, Completion, DualMapClient
+from dualmap.client.client import ClientOptions, Completion, DualMapClient, OnRoute
 from dualmap.rpc.route_calls import CallFailed
 from dualmap.rpc.route_values import (
     Address,
@@ -35,6 +35,7 @@ __all__ = [
     "Event",
     "FirstToken",
     "HttpChunk",
+    "OnRoute",
     "OpenAiBody",
     "Prompt",
     "Pulse",

@@ -6,7 +6,7 @@ A request that has given its first token is never run again. Nothing is retried 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -22,6 +22,9 @@ from dualmap.rpc.route_values import Address, Done, Event, FirstToken, HttpChunk
 _OTHER_INSTANCE_MAY_DO = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN"})
 _NOT_THERE = frozenset({"UNKNOWN_INSTANCE"})
 _MAX_EXCLUDED = 64
+
+OnRoute = Callable[[Route, float], None]
+"""Told a route and the seconds it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class _Run:
     request: Request
     deadline_s: float
     attempt: int
+    on_route: OnRoute | None = None
     route: Route | None = None
     begun: bool = False
     failure: CallFailed | None = None
@@ -111,13 +115,17 @@ class DualMapClient:
             async for event in events:
                 yield event
 
-    async def run(self, request: Request, timeout_s: float | None = None) -> AsyncGenerator[Event, None]:
+    async def run(
+        self, request: Request, timeout_s: float | None = None, *, on_route: OnRoute | None = None
+    ) -> AsyncGenerator[Event, None]:
         """Route and submit, on failure before the first token at the backup, then by a new route; all its events.
+
+        ``on_route`` is told each route and the seconds it took to get.
 
         Raises CallFailed when the time is over, the routes are used up, or a retry cannot help. Leaving the iteration
         early cancels the request: close the iterator (``contextlib.aclosing``).
         """
-        run = _Run(request, self._deadline_s(timeout_s), request.attempt)
+        run = _Run(request, self._deadline_s(timeout_s), request.attempt, on_route)
         with RequestSpan(self._tracer, request) as span:
             async with aclosing(self._run(run, span)) as events:
                 async for event in events:
@@ -161,14 +169,19 @@ class DualMapClient:
     async def _route(self, run: _Run, span: RequestSpan) -> Route:
         """A route at the run's attempt; an aborted attempt is repeated as the next."""
         while True:
+            asked_s = monotonic()
             try:
-                return await self._routers.route(
+                route = await self._routers.route(
                     replace(run.request, attempt=run.attempt), run.deadline_s, span.metadata
                 )
             except CallFailed as error:
                 if error.code != "ABORTED" or monotonic() >= run.deadline_s:
                     raise
                 run.attempt += 1
+            else:
+                if run.on_route is not None:
+                    run.on_route(route, monotonic() - asked_s)
+                return route
 
     async def _attempt(self, run: _Run, address: Address, span: RequestSpan) -> AsyncGenerator[Event, None]:
         """Events of one attempt; a failure that another instance may make good is kept, any other raised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Self
 
@@ -96,7 +96,7 @@ class RingCalls:
         except grpc.aio.AioRpcError as error:
             raise self._failed(error) from error
 
-    async def watch(self, known_epoch: int, silence_s: float) -> AsyncIterator[RingSnapshot]:
+    async def watch(self, known_epoch: int, silence_s: float) -> AsyncGenerator[RingSnapshot, None]:
         """The ring now and at each change. Raises RingCallError when the stream fails, ends or is silent."""
         call = self._stub.WatchRing(ring_pb2.WatchRingRequest(pool=self._pool, known_epoch=known_epoch))
         try:
