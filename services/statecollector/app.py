@@ -47,6 +47,22 @@ class App:
         self.health = Health()
         self._registry = new_registry()
         self._stack = AsyncExitStack()
+        self._roster: Roster | None = None
+        self._redis_check: RedisCheck | None = None
+
+    @property
+    def roster(self) -> Roster:
+        """Who is polled here. Raises RuntimeError before the start."""
+        if self._roster is None:
+            raise RuntimeError("the collector has not started")
+        return self._roster
+
+    @property
+    def redis_check(self) -> RedisCheck:
+        """The check of Redis's configuration. Raises RuntimeError before the start."""
+        if self._redis_check is None:
+            raise RuntimeError("the collector has not started")
+        return self._redis_check
 
     async def __aenter__(self) -> Self:
         """Telemetry, Redis, pollers, server, loops, in this order."""
@@ -73,7 +89,7 @@ class App:
         client, patient = connect(options), connect(options.for_following())
         stack.push_async_callback(client.aclose)
         stack.push_async_callback(patient.aclose)
-        roster = await self._roster(stack, client, telemetry)
+        roster = self._roster = await self._make_roster(stack, client, telemetry)
         directory = Directory(settings.pool.name, StateStore(client, settings.pool.name), roster)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
         register(server, StateCollectorServicer(directory))
@@ -84,7 +100,7 @@ class App:
         feed = ChangeFeed(StateStore(patient, settings.pool.name), roster, directory, SystemClock())
         await self._start_loops(stack, client, roster, feed)
 
-    async def _roster(self, stack: AsyncExitStack, client: Redis, telemetry: Telemetry) -> Roster:
+    async def _make_roster(self, stack: AsyncExitStack, client: Redis, telemetry: Telemetry) -> Roster:
         settings = self.settings
         pool = settings.pool.name
         calls = await stack.enter_async_context(StateCalls(telemetry, settings.poll.max_answer_bytes))
@@ -99,7 +115,9 @@ class App:
     async def _start_loops(self, stack: AsyncExitStack, client: Redis, roster: Roster, feed: ChangeFeed) -> None:
         vital = self.health.component("loops", gates=False, vital=True)
         loops = PeriodicMetrics(self._registry)
-        redis_check = RedisCheck(client, self.health.component("redis_config", gates=False), self._registry)
+        redis_check = self._redis_check = RedisCheck(
+            client, self.health.component("redis_config", gates=False), self._registry
+        )
         for name, work, period_s in (
             ("roster", roster.turn, self.settings.share.beat_ms / 1_000),
             ("redis_config", redis_check.turn, CHECK_REDIS_S),
