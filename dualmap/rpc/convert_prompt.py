@@ -89,7 +89,7 @@ def _chain_of_hashes(  # noqa: PLR0917  (same)
             problem = f"is {block_tokens}; the ring's is {parameters.block_tokens}: hash with it or leave it out"
             raise InvalidRequest(f"{field}.block_tokens", problem)
         _check_counts(len(message.hashes), message.prompt_tokens, parameters.block_tokens, field)
-        return Chain(ChainKind.TOKENS, list(message.hashes), parameters.block_tokens, message.prompt_tokens)
+        return Chain(ChainKind.TOKENS, message.hashes[:], parameters.block_tokens, message.prompt_tokens)
     if kind == types_pb2.CHAIN_KIND_CALLER:
         if not 1 <= block_tokens <= MAX_BLOCK_TOKENS:
             raise InvalidRequest(f"{field}.block_tokens", f"must be 1 to {MAX_BLOCK_TOKENS} for a CALLER chain")

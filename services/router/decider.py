@@ -139,7 +139,7 @@ class Decider:
         with self._lock:
             answer = self._answers.find((request_id, attempt), self._clock_ms())
             released = answer is not None and answer.release()
-            self._metrics.counts["released"] += released
+            self._metrics.count("released", released)
             ring = self._view.ring
         return released, ring.epoch if ring is not None else 0
 
@@ -166,22 +166,18 @@ class Decider:
         for instance in tuple(self._view.instances.values()):
             with self._lock:
                 expired = instance.bookings.expire(self._clock_ms(), instance.booking_ttl_ms)
-                self._metrics.counts["expired"] += expired
+                self._metrics.count("expired", expired)
         more = True
         while more:
             with self._lock:
                 more = self._answers.forget(self._clock_ms(), most=256) == 256
         with self._lock:
+            self._metrics.counts["answers_overflowed"] = self._answers.overflowed
             self._metrics.forget_departed(self._view.instances, self._clock_ms())
-
-    @property
-    def answers_overflowed(self) -> int:
-        """Answers forgotten before their 30 s."""
-        return self._answers.overflowed
 
     def overloaded(self, waiting: int, threads: int) -> Overloaded:
         """The refusal of a call that came over the limit: the delay is the time the waiting ones take."""
-        self._metrics.counts["shed"] += 1
+        self._metrics.count("shed")
         # A decision and its call cost about a quarter of a millisecond of the one interpreter.
         return Overloaded(self._spread(0.25 * (waiting + threads)), f"{waiting} calls wait at this router")
 
@@ -192,7 +188,7 @@ class Decider:
         return picture
 
     def _refuse_unready(self) -> NoReturn:
-        self._metrics.counts["not_ready"] += 1
+        self._metrics.count("not_ready")
         raise Unavailable("the ring", self._spread(NOT_READY_RETRY_MS))
 
     def _known(self, call: RouteCall) -> Answer | None:
@@ -205,18 +201,18 @@ class Decider:
             if newest is None:
                 return None
             if newest.identity[1] > attempt:
-                self._metrics.counts["aborted"] += 1
+                self._metrics.count("aborted")
                 raise AbortedAttempt(request_id, newest.identity[1], "was routed before this lower one came")
-            self._metrics.counts["superseded"] += newest.release()
+            self._metrics.count("superseded", newest.release())
             return None
         if known.digest != call.digest:
-            self._metrics.counts["conflicting"] += 1
+            self._metrics.count("conflicting")
             raise AlreadyExists(request_id, attempt, "was routed with other content")
         instance = self._view.instances.get(known.instance_id)
         if instance is None or not instance.eligible:
-            self._metrics.counts["aborted"] += 1
+            self._metrics.count("aborted")
             raise AbortedAttempt(request_id, attempt, f"went to {known.instance_id}, which takes no new work now")
-        self._metrics.counts["repeated"] += 1
+        self._metrics.count("repeated")
         return known
 
     def _decide(self, call: RouteCall, scene: Scene, traceparent: str) -> Answer:
@@ -253,10 +249,10 @@ class Decider:
         try:
             return choose(query, picture, self._view.instances, self.facts.options, now_ms)
         except NoInstance as error:
-            self._metrics.counts["no_instance"] += 1
+            self._metrics.count("no_instance")
             raise NoInstance(self._spread(error.retry_after_ms or NOT_READY_RETRY_MS)) from None
         except Overloaded as error:
-            self._metrics.counts["overloaded"] += 1
+            self._metrics.count("overloaded")
             raise Overloaded(self._spread(error.retry_after_ms or MIN_RETRY_MS), error.what) from None
 
     def _spread(self, delay_ms: float) -> int:

@@ -75,8 +75,8 @@ class HeatReporter:
             return False
         self._want_splits = answer.want_splits
         self._failing = False
-        self._metrics.counts["heat_reports"] += 1
-        self._metrics.counts["heat_samples"] += len(samples.samples)
+        self._metrics.count("heat_reports")
+        self._metrics.count("heat_samples", len(samples.samples))
         return True
 
     def _run(self, period_s: float) -> None:
@@ -87,7 +87,7 @@ class HeatReporter:
                 self._failed(type(error).__name__)
 
     def _failed(self, what: str) -> None:
-        self._metrics.counts["heat_report_failures"] += 1
+        self._metrics.count("heat_report_failures")
         if not self._failing:
             self._failing = True
             _log.warning("heat_report_failed", problem=what)

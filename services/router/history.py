@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dualmap.core.choose import Decision
 
 CAPACITY = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """A decision that was booked, and when (monotonic milliseconds)."""
 
     request_id: str

@@ -1,7 +1,8 @@
-"""The router's own metrics: plain counters under the decider's lock, turned into series when they are read."""
+"""The router's own metrics: plain numbers, turned into series when they are read."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
@@ -16,6 +17,7 @@ _TTFT_S = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 10.0, 30.0, 60.0)
 
 COUNTED = {
     "repeated": "Answers given again for the same request and attempt.",
+    "answers_overflowed": "Answers forgotten before their 30 s.",
     "aborted": "Repeated requests whose instance was no longer eligible.",
     "conflicting": "Repeated requests with other content.",
     "superseded": "Bookings released by a higher attempt.",
@@ -60,19 +62,25 @@ class PlainHistogram:
 
 
 class RouterMetrics(Collector):
-    """Counts of one pool. Written under the decider's lock, read by a scrape that may be one decision behind."""
+    """Counts of one pool. `routed` runs under the decider's lock; a scrape may be one decision behind."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
         self._routes: dict[tuple[str, int], int] = {}
         self._reasons: dict[int, str] = {}
         self._seen_ms: dict[str, float] = {}
+        self._lock = threading.Lock()
         self.counts = dict.fromkeys(COUNTED, 0)
         self.decision_s = PlainHistogram(_DECISION_S)
         self.predicted_s = PlainHistogram(_TTFT_S)
         self.regret_s = PlainHistogram(_TTFT_S)
         self.hit_tokens = 0
         self.prompt_tokens = 0
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Count a rare event, from any thread."""
+        with self._lock:
+            self.counts[name] += by
 
     def routed(self, decision: Decision, prompt_tokens: int) -> None:
         """Count one booked decision."""

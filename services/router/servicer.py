@@ -120,7 +120,7 @@ class RouterServicer:
             if self._stopping:
                 raise Unavailable("this router stops and", _STREAM_RETRY_MS)
             if len(self._streams) >= self._max_streams:
-                self._metrics.counts["streams_refused"] += 1
+                self._metrics.count("streams_refused")
                 raise Overloaded(_STREAM_RETRY_MS, f"{self._max_streams} route streams are open")
             self._streams.add(context)
 
@@ -135,7 +135,7 @@ class RouterServicer:
             response = router_pb2.RouteStreamResponse(request_id=reader.request_id())
             response.response.ParseFromString(answer)
         except Exception as error:
-            self._metrics.counts["stream_errors"] += 1
+            self._metrics.count("stream_errors")
             problem = problem_of_status(status_of(error, f"/{SERVICE}/RouteStream"))
             number: int = problem.code.value[0]
             failed = router_pb2.RouteError(

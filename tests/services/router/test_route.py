@@ -25,8 +25,6 @@ from tests.services.router.harness import (
     running_router,
 )
 
-RawCall = grpc.UnaryUnaryMultiCallable[bytes, bytes]
-
 
 def problem(router: Router, message: router_pb2.RouteRequest) -> Problem:
     with pytest.raises(grpc.RpcError) as failed:
@@ -192,7 +190,7 @@ def test_a_malformed_request_is_refused_by_field_and_books_nothing(
 )
 def test_two_prompts_and_foreign_bytes_are_refused(router: Router, raw: bytes) -> None:
     """What generated code would take in silence, or answer INTERNAL, is INVALID_ARGUMENT."""
-    call: RawCall = router.channel.unary_unary("/dualmap.v1.Router/Route")
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = router.channel.unary_unary("/dualmap.v1.Router/Route")
     with pytest.raises(grpc.RpcError) as failed:
         call(raw, timeout=5)
 
@@ -239,7 +237,7 @@ def test_nobody_admitting_is_exhausted_with_the_least_drain() -> None:
 def test_an_over_long_message_is_refused_and_the_connection_kept() -> None:
     """Over the limit: RESOURCE_EXHAUSTED; the next call on the same channel is served."""
     with running_router(pool_of(2), Limits(message_bytes=64 * 1024)) as router:
-        call: RawCall = router.channel.unary_unary("/dualmap.v1.Router/Route")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = router.channel.unary_unary("/dualmap.v1.Router/Route")
         with pytest.raises(grpc.RpcError) as failed:
             call(b"\x32" * 100_000, timeout=5)
 
