@@ -182,7 +182,7 @@ class App:
 
     def _member(self) -> Member:
         settings = self.settings
-        host = settings.agent.advertise_host or settings.server.host
+        host = settings.agent.advertise_host or settings.server.reachable_host
         return Member(
             instance_id="",
             grpc_address=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}",

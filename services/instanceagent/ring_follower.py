@@ -68,6 +68,6 @@ class RingFollower:
             async for ring in manager.watch(self.epoch, SILENCE_S):
                 self.adopt(ring)
         except (RingCallError, InvalidRequest) as error:
-            _log.info("ring_watch_ended", problem=str(error))
+            _log.debug("ring_watch_ended", problem=str(error))
             self._component.fail("no ring manager is followed; the last ring is kept")
             self._managers.advance(manager)

@@ -45,7 +45,7 @@ class RingManagers:
                 return await what(manager)
             except RingCallError as error:
                 self._failed()
-                _log.info("ring_call_failed", problem=str(error))
+                _log.debug("ring_call_failed", problem=str(error))
                 # A domain refusal of a leader is the answer; a standby's is a reason to ask the next.
                 if error.problem.reason not in _TRY_NEXT:
                     refusal = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -36,9 +37,10 @@ class AgentSettings(Block):
     """Who the agent is, and how it queues."""
 
     id: str = Field(
-        default="agent-0",
+        default_factory=socket.gethostname,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$",
-        description="Stable name; instances are id/rank. Two agents of one name would fight for one place.",
+        description="Stable name; instances are id/rank. Two agents of one name would fight for one place. Absent: the "
+        "machine's name, which a container keeps over restarts.",
     )
     instances: int = Field(default=1, ge=1, le=64, description="Instances (data-parallel ranks) served by this agent.")
     ring_managers: CommaList = Field(
@@ -46,7 +48,8 @@ class AgentSettings(Block):
     )
     routers: CommaList = Field(default=(), description="host:port of routers, for the front door.")
     advertise_host: str | None = Field(
-        default=None, description="Host that others reach this agent at; absent: the one it listens on."
+        default=None,
+        description="Host that others reach this agent at; absent: the one it listens on, or the machine's name.",
     )
     http_address: str = Field(default="", description="host:port of an OpenAI port in front of it; empty: none.")
     weight: float = Field(default=1.0, gt=0, le=16, description="Share of the ring against an instance of weight 1.")
