@@ -31,7 +31,7 @@ def probe(address: str, component: str = "", timeout_s: float = 2.0) -> str | No
     request = _NAME_FIELD + bytes([len(name)]) + name if name else b""
     with grpc.insecure_channel(address) as channel:
         # Raw bytes both ways: no (de)serializer.
-        check = channel.unary_unary(_CHECK)
+        check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_CHECK)
         try:
             answer = check(request, timeout=timeout_s)
         except grpc.RpcError as error:

@@ -22,6 +22,7 @@ from dualmap.cli.replay_report import Outcome, ReplayFacts, ReplayReport
 from dualmap.cli.replay_sender import DualMapSender, Pace, RoundRobinSender, Sender, send_all
 from dualmap.client import Address, ClientOptions, DualMapClient
 from dualmap.core.errors import InvalidRequest
+from dualmap.runtime.telemetry import Telemetry, start_telemetry
 from dualmap.simulator.arrivals import capacity_bound, own_arrivals, poisson_arrivals
 from dualmap.simulator.trace import OverLong, TraceError, TraceRequest, read_trace
 
@@ -132,8 +133,12 @@ async def replay_at(
     requests: Sequence[TraceRequest], options: ReplayOptions, routers: Sequence[str], console: Console
 ) -> ReplayReport:
     """Replay on a cluster that runs elsewhere."""
-    async with _client(routers, options) as client:
-        report = await _run(requests, options, DualMapSender(client), console)
+    telemetry = start_telemetry("client")
+    try:
+        async with _client(routers, options, telemetry) as client:
+            report = await _run(requests, options, DualMapSender(client), console)
+    finally:
+        telemetry.shutdown()
     # Nothing is known of that cluster but what its answers said.
     report.facts = replace(
         report.facts, instances=0, cost="", poll_ms=0, rebalance_ms=0, start_depth=0, bound_rate=None
@@ -141,8 +146,9 @@ async def replay_at(
     return report
 
 
-def _client(routers: Sequence[str], options: ReplayOptions) -> DualMapClient:
-    return DualMapClient(routers, ClientOptions(timeout_s=options.pace.timeout_s / options.local.speed))
+def _client(routers: Sequence[str], options: ReplayOptions, telemetry: Telemetry | None = None) -> DualMapClient:
+    tracer = telemetry.tracer("dualmap.client") if telemetry is not None and telemetry.enabled else None
+    return DualMapClient(routers, ClientOptions(timeout_s=options.pace.timeout_s / options.local.speed), tracer)
 
 
 async def _run(

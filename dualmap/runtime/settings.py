@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
 
 def _split_commas(value: object) -> object:
@@ -99,6 +102,11 @@ class ServerSettings(Block):
         le=64 * 1024 * 1024,
         description="Largest message; 4 MiB carries a million token ids.",
     )
+
+    @property
+    def reachable_host(self) -> str:
+        """What others call this server: the address it listens on or, where that is every one, the machine's name."""
+        return socket.gethostname() if self.host in _EVERY_ADDRESS else self.host
 
     @model_validator(mode="after")
     def _refuse_the_unprotected(self) -> Self:

@@ -127,7 +127,7 @@ class App:
             loop = Periodic(name, work, Schedule(period_s), loops)
             await stack.enter_async_context(running(name, loop.run, vital))
         ttl_ms = round(settings.leader_lease_s * 1000)
-        owner = f"{settings.server.host}:{self.port}#{token_hex(8)}"
+        owner = f"{settings.server.reachable_host}:{self.port}#{token_hex(8)}"
         terms = LeaseTerms(LEASE_NAME, owner, ttl_ms, ttl_ms // 5, ttl_ms // 6)
         leases = RedisLeases(client, settings.pool.name)
         self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost))

@@ -141,7 +141,7 @@ class App:
             await stack.enter_async_context(running(name, loop.run, vital))
         ttl_ms = round(settings.leader_lease_s * 1000)
         terms = LeaseTerms(
-            LEASE_NAME, f"{settings.server.host}:{self.port}#{token_hex(8)}", ttl_ms, ttl_ms // 5, ttl_ms // 6
+            LEASE_NAME, f"{settings.server.reachable_host}:{self.port}#{token_hex(8)}", ttl_ms, ttl_ms // 5, ttl_ms // 6
         )
         self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost))
         await stack.enter_async_context(running("leadership", self._leadership.run, vital))
