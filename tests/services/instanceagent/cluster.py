@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from dualmap.rpc.request_events import MoveOutcome
 from dualmap.runtime.telemetry import Telemetry
 from dualmap.v1 import agent_pb2, agent_pb2_grpc, types_pb2
 from services.instanceagent.app import App
@@ -153,7 +154,7 @@ class Following:
 
     @property
     def kinds(self) -> list[str]:
-        kinds = [event.WhichOneof("event") for event in self.events]
+        kinds = [event.WhichOneof("event") or "" for event in self.events]
         return [kind for kind in kinds if kind != "pulse"]
 
     def first(self, kind: str) -> Any:
@@ -187,14 +188,13 @@ async def migrate(stub: Any, source: str, target: str, *request_ids: str, **chan
     items = [agent_pb2.MigrateItem(request_id=r, attempt=1, target_instance_id=target) for r in request_ids]
     fields = {"list_token": listed.list_token, **changes}
     answer = await stub.Migrate(agent_pb2.MigrateRequest(instance_id=source, items=items, **fields), timeout=5)
-    names = agent_pb2.MigrateItemResult.DESCRIPTOR.fields_by_name["outcome"].enum_type.values_by_number
-    return [names[result.outcome].name.removeprefix("MOVE_OUTCOME_") for result in answer.results]
+    return [MoveOutcome(result.outcome).name for result in answer.results]
 
 
 Script = Callable[[agent_pb2.AcceptRequest, Any], AsyncIterator[agent_pb2.AcceptResponse]]
 
 
-class ScriptedAgent(agent_pb2_grpc.InstanceAgentServicer):
+class ScriptedAgent:
     """Another agent that does on Accept whatever the test wrote."""
 
     def __init__(self, script: Script) -> None:
@@ -202,7 +202,7 @@ class ScriptedAgent(agent_pb2_grpc.InstanceAgentServicer):
         self.accepted: list[agent_pb2.AcceptRequest] = []
         self.cancelled = asyncio.Event()
 
-    async def Accept(self, request: agent_pb2.AcceptRequest, context: Any) -> AsyncIterator[agent_pb2.AcceptResponse]:
+    async def accept(self, request: agent_pb2.AcceptRequest, context: Any) -> AsyncIterator[agent_pb2.AcceptResponse]:
         self.accepted.append(request)
         try:
             async for message in self.script(request, context):
@@ -217,7 +217,11 @@ async def scripted(ring: FakeRing, instance_id: str, script: Script) -> AsyncIte
     """A scripted agent as a member of the ring."""
     servicer = ScriptedAgent(script)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    agent_pb2_grpc.add_InstanceAgentServicer_to_server(servicer, server)
+    accept = grpc.unary_stream_rpc_method_handler(
+        servicer.accept, agent_pb2.AcceptRequest.FromString, agent_pb2.AcceptResponse.SerializeToString
+    )
+    handlers = grpc.method_handlers_generic_handler("dualmap.v1.InstanceAgent", {"Accept": accept})
+    server.add_generic_rpc_handlers((handlers,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     ring.set(instance_id, grpc_address=f"127.0.0.1:{port}")

@@ -90,6 +90,16 @@ class FakeRing(ring_pb2_grpc.RingManagerServicer):
         self._publish()
         return ring_pb2.LeaveResponse(ring_epoch=self.epoch)
 
+    async def GetRing(self, request: ring_pb2.GetRingRequest, context: Any) -> ring_pb2.GetRingResponse:
+        return ring_pb2.GetRingResponse(ring_epoch=self.epoch, ring=ring_to_message(self.snapshot()), leader=True)
+
+    async def ReportHeat(self, request: ring_pb2.ReportHeatRequest, context: Any) -> ring_pb2.ReportHeatResponse:
+        return ring_pb2.ReportHeatResponse(ring_epoch=self.epoch)
+
+    async def Undrain(self, request: ring_pb2.UndrainRequest, context: Any) -> ring_pb2.UndrainResponse:
+        self.set(request.instance_id, state=InstanceState.ACTIVE)
+        return ring_pb2.UndrainResponse(ring_epoch=self.epoch, state=types_pb2.INSTANCE_STATE_ACTIVE)
+
     async def WatchRing(
         self, request: ring_pb2.WatchRingRequest, context: Any
     ) -> AsyncIterator[ring_pb2.WatchRingResponse]:

@@ -107,8 +107,10 @@ async def test_a_client_that_goes_leaves_nothing_behind() -> None:
     async with cluster("a", agent={"max_sequences": 1}) as built:
         stub = built.stub("a")
         built.pause("a")
-        staged, waiting = submit(stub, submission("r1")), submit(stub, submission("r2", seed=2))
-        await until(lambda: bool(waiting.messages and "started" in staged.kinds), "one staged, one waits")
+        staged = submit(stub, submission("r1"))
+        await until(lambda: "started" in staged.kinds, "one is staged")
+        waiting = submit(stub, submission("r2", seed=2))
+        await until(lambda: bool(built.instance("a").held.waiting), "one waits")
 
         staged.call.cancel()
         waiting.call.cancel()
