@@ -21,7 +21,7 @@ from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
 from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
-from dualmap.runtime.telemetry import Telemetry, start_telemetry
+from dualmap.runtime.telemetry import start_telemetry
 from dualmap.store.connection import RedisOptions, connect
 from dualmap.store.leases import CollectorRegister
 from dualmap.store.ring_store import RingStore
@@ -89,7 +89,7 @@ class App:
         client, patient = connect(options), connect(options.for_following())
         stack.push_async_callback(client.aclose)
         stack.push_async_callback(patient.aclose)
-        roster = self._roster = await self._make_roster(stack, client, telemetry)
+        roster = self._roster = await self._make_roster(stack, client)
         directory = Directory(settings.pool.name, StateStore(client, settings.pool.name), roster)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
         register(server, StateCollectorServicer(directory))
@@ -100,10 +100,11 @@ class App:
         feed = ChangeFeed(StateStore(patient, settings.pool.name), roster, directory, SystemClock())
         await self._start_loops(stack, client, roster, feed)
 
-    async def _make_roster(self, stack: AsyncExitStack, client: Redis, telemetry: Telemetry) -> Roster:
+    async def _make_roster(self, stack: AsyncExitStack, client: Redis) -> Roster:
         settings = self.settings
         pool = settings.pool.name
-        calls = await stack.enter_async_context(StateCalls(telemetry, settings.poll.max_answer_bytes))
+        # Not traced: ten polls a second and instance would bury the requests' traces.
+        calls = await stack.enter_async_context(StateCalls(max_answer_bytes=settings.poll.max_answer_bytes))
         outside = Outside(calls, StateStore(client, pool), CollectorMetrics(self._registry, pool), SystemClock())
         shares = Shares(
             token_hex(8), CollectorRegister(client, pool), RingStore(client, pool), settings.share, settings.poll

@@ -21,6 +21,9 @@ from services.statecollector.checked_index import CheckedIndex
 from services.statecollector.metrics import CollectorMetrics
 from services.statecollector.settings import PollSettings
 
+_INLINE_BYTES = 256 * 1_024
+"""32,768 blocks are indexed within a millisecond or two; beyond that the other polls must not wait for it."""
+
 _log = get_log("poller")
 
 
@@ -57,6 +60,7 @@ class Poller:
         self._idle = False
         self._failures = 0
         self._marked = False
+        self._store_lost = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until ``stop``; every failure is counted and survived."""
@@ -70,11 +74,15 @@ class Poller:
     async def turn(self) -> float:
         """Poll once and write: seconds from this turn's start to the next one's."""
         try:
-            return await self._poll()
+            pause_s = await self._poll()
         except StoreError as error:
             self._outside.metrics.wrote("failed")
-            _log.warning("store_failed", instance=self.target.instance_id, error=type(error).__name__)
-            return self._interval_s() * 2
+            if not self._store_lost:
+                self._store_lost = True
+                _log.warning("store_failed", instance=self.target.instance_id, error=type(error).__name__)
+            return self._settings.backoff_ms / 1_000
+        self._store_lost = False
+        return pause_s
 
     async def _poll(self) -> float:
         if not self._read_base:
@@ -117,7 +125,7 @@ class Poller:
         self._read_base = True
 
     async def _take_whole(self, update: StateUpdate) -> float:
-        index = CheckedIndex(update)
+        index = await _index_of(update)
         pause_s = self._interval_s()
         if not index.agrees(update):
             pause_s = self._lied("digest", "of a whole state")
@@ -220,6 +228,12 @@ class Poller:
     def _interval_s(self) -> float:
         settings = self._settings
         return settings.interval_ms / 1_000 * (1 + settings.jitter * random.uniform(-1, 1))
+
+
+async def _index_of(update: StateUpdate) -> CheckedIndex:
+    if update.snapshot is not None and len(update.snapshot.hashes) > _INLINE_BYTES:
+        return await asyncio.to_thread(CheckedIndex, update)
+    return CheckedIndex(update)
 
 
 def _base_of(update: StateUpdate) -> Base:

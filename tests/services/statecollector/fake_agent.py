@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from dualmap.core.kv_index import KvIndex, pack_change
-from dualmap.core.state import LoadReport, StateUpdate
+from dualmap.core.state import KvSnapshot, LoadReport, StateUpdate
 from dualmap.rpc.convert_state import StateQuery, query_of, state_message
 from dualmap.v1 import agent_pb2
 
@@ -29,6 +29,7 @@ class FakeRank:
     polls: list[StateQuery] = field(default_factory=list)
     delay_s: float = 0.0
     broken: bool = False
+    fail_next: int = 0
     lie: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -79,6 +80,12 @@ class FakeRank:
             return replace(update, kv_digest=update.kv_digest ^ 1)
         if self.lie == "version" and not update.full:
             return replace(update, version=update.since - 1)
+        if self.lie == "not_full":
+            return replace(update, snapshot=None)
+        if self.lie == "order" and update.snapshot is not None:
+            return replace(update, snapshot=KvSnapshot(b"\2" * 8 + b"\1" * 8, b"\1\1"))
+        if self.lie == "stale_whole" and update.full:
+            return replace(update, version=1)
         if self.lie == "name":
             return replace(update, instance_id="another/0")
         return update
@@ -100,7 +107,8 @@ class FakeAgent:
         query = query_of(request)
         rank = self.ranks[query.instance_id]
         rank.polls.append(query)
-        if rank.broken:
+        if rank.broken or rank.fail_next > 0:
+            rank.fail_next -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
         if rank.delay_s:
             await asyncio.sleep(rank.delay_s)

@@ -73,9 +73,8 @@ async def test_one_lost_poll_marks_nothing(cluster: Cluster) -> None:
     app = await cluster.collector()
     await cluster.until_stored(rank)
 
-    rank.broken = True
-    await until(lambda: counted(app, "polls", reason="unavailable") >= 1)
-    rank.broken = False
+    rank.fail_next = 1
+    await until(lambda: counted(app, "polls", reason="unavailable") == 1)
     rank.store(5)
     await cluster.until_stored(rank)
 
