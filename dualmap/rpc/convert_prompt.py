@@ -33,7 +33,7 @@ def chain_of(  # noqa: PLR0917  (what a hash is made of)
     """
     form = prompt.WhichOneof("form")
     if form == "block_hashes":
-        return _chain_of_hashes(prompt.block_hashes, model, lora, cache_salt, parameters, hash_key, f"{field}.{form}")
+        return _chain_of_hashes(prompt.block_hashes, model, lora, cache_salt, parameters, hash_key, field)
     if form == "token_ids":
         token_ids = prompt.token_ids
         _check_token_ids(token_ids, f"{field}.token_ids")
@@ -82,34 +82,35 @@ def _chain_of_hashes(  # noqa: PLR0917  (same)
     hash_key: bytes,
     field: str,
 ) -> Chain:
-    kind = message.chain
-    block_tokens = message.block_tokens
+    kind, block_tokens = message.chain, message.block_tokens
     if kind in (_UNSPECIFIED, types_pb2.CHAIN_KIND_TOKENS):
         if block_tokens not in (0, parameters.block_tokens):
             problem = f"is {block_tokens}; the ring's is {parameters.block_tokens}: hash with it or leave it out"
-            raise InvalidRequest(f"{field}.block_tokens", problem)
-        _check_counts(len(message.hashes), message.prompt_tokens, parameters.block_tokens, field)
+            raise InvalidRequest(f"{field}.block_hashes.block_tokens", problem)
+        _check_counts(len(message.hashes), message.prompt_tokens, parameters.block_tokens, field, ".block_hashes")
         return Chain(ChainKind.TOKENS, message.hashes[:], parameters.block_tokens, message.prompt_tokens)
     if kind == types_pb2.CHAIN_KIND_CALLER:
         if not 1 <= block_tokens <= MAX_BLOCK_TOKENS:
-            raise InvalidRequest(f"{field}.block_tokens", f"must be 1 to {MAX_BLOCK_TOKENS} for a CALLER chain")
-        _check_counts(len(message.hashes), message.prompt_tokens, block_tokens, field)
+            raise InvalidRequest(
+                f"{field}.block_hashes.block_tokens", f"must be 1 to {MAX_BLOCK_TOKENS} for a CALLER chain"
+            )
+        _check_counts(len(message.hashes), message.prompt_tokens, block_tokens, field, ".block_hashes")
         root = _root(model, lora, cache_salt, ChainKind.CALLER, hash_key)
         hashes = caller_chain(root, message.hashes, block_tokens)
         return Chain(ChainKind.CALLER, hashes, block_tokens, message.prompt_tokens)
-    raise InvalidRequest(f"{field}.chain", f"must be TOKENS or CALLER, is {int(kind)}")
+    raise InvalidRequest(f"{field}.block_hashes.chain", f"must be TOKENS or CALLER, is {int(kind)}")
 
 
-def _check_counts(blocks: int, prompt_tokens: int, block_tokens: int, field: str) -> None:
+def _check_counts(blocks: int, prompt_tokens: int, block_tokens: int, field: str, form: str = "") -> None:
     if blocks > MAX_BLOCKS:
-        raise InvalidRequest(f"{field}.hashes", f"at most {MAX_BLOCKS}, got {blocks}")
+        raise InvalidRequest(f"{field}{form}.hashes", f"at most {MAX_BLOCKS}, got {blocks}")
     if prompt_tokens < 1:
-        raise InvalidRequest(f"{field}.prompt_tokens", "is required: the tokens of the whole prompt")
+        raise InvalidRequest(f"{field}{form}.prompt_tokens", "is required: the tokens of the whole prompt")
     if prompt_tokens // block_tokens > MAX_BLOCKS:
-        raise InvalidRequest(f"{field}.prompt_tokens", f"at most {MAX_BLOCKS} blocks of {block_tokens} tokens")
+        raise InvalidRequest(f"{field}{form}.prompt_tokens", f"at most {MAX_BLOCKS} blocks of {block_tokens} tokens")
     if blocks * block_tokens > prompt_tokens:
         problem = f"is {prompt_tokens}, fewer than {blocks} full blocks of {block_tokens} tokens hold"
-        raise InvalidRequest(f"{field}.prompt_tokens", problem)
+        raise InvalidRequest(f"{field}{form}.prompt_tokens", problem)
 
 
 def _check_token_ids(token_ids: bytes, field: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,24 +96,24 @@ def digest_of(raw: bytes) -> int:
 def route_call(message: router_pb2.RouteRequest, digest: int, rules: RouteRules) -> RouteCall:
     """The checked request. Raises InvalidRequest naming the field, UnknownModel naming the known. O(prompt)."""
     request_id, attempt = identity_of(message)
-    model = message.model or rules.models[0]
-    if model not in rules.models:
-        raise UnknownModel(model[:MAX_NAME_BYTES], rules.models)
-    for name, value in (("lora", message.lora), ("cache_salt", message.cache_salt)):
-        if value and len(value.encode()) > MAX_NAME_BYTES:
-            raise InvalidRequest(name, f"at most {MAX_NAME_BYTES} bytes")
-    if message.ttft_slo_ms > MAX_SLO_MS:
-        raise InvalidRequest("ttft_slo_ms", f"at most {MAX_SLO_MS}, is {message.ttft_slo_ms}")
-    if not -1 <= message.priority <= 1:
-        raise InvalidRequest("priority", f"must be -1, 0 or 1, is {message.priority}")
-    # All names of a pool are one base model, so all hash as its first name.
-    parts = (rules.models[0], message.lora, message.cache_salt)
+    models = rules.models
+    if message.model and message.model not in models:
+        raise UnknownModel(message.model[:MAX_NAME_BYTES], models)
+    lora, cache_salt, slo_ms, priority = message.lora, message.cache_salt, message.ttft_slo_ms, message.priority
+    if lora or cache_salt:
+        _check_names(lora, cache_salt)
+    if slo_ms > MAX_SLO_MS:
+        raise InvalidRequest("ttft_slo_ms", f"at most {MAX_SLO_MS}, is {slo_ms}")
+    if not -1 <= priority <= 1:
+        raise InvalidRequest("priority", f"must be -1, 0 or 1, is {priority}")
+    excluded = message.exclude_instance_ids
     query = RouteQuery(
-        request_id=request_id,
-        chain=chain_of(message.prompt, *parts, rules.parameters, rules.hash_key),
-        ttft_slo_s=message.ttft_slo_ms / 1000 or rules.default_slo_s,
-        priority=message.priority,
-        exclude=_excluded(message),
+        request_id,
+        # All names of a pool are one base model, so all hash as its first name.
+        chain_of(message.prompt, models[0], lora, cache_salt, rules.parameters, rules.hash_key),
+        slo_ms / 1000 if slo_ms else rules.default_slo_s,
+        priority,
+        _excluded(excluded) if excluded else _NONE_EXCLUDED,
     )
     return RouteCall(query, attempt, digest)
 
@@ -121,10 +121,13 @@ def route_call(message: router_pb2.RouteRequest, digest: int, rules: RouteRules)
 _NONE_EXCLUDED: frozenset[str] = frozenset()
 
 
-def _excluded(message: router_pb2.RouteRequest) -> frozenset[str]:
-    ids = message.exclude_instance_ids
-    if not ids:
-        return _NONE_EXCLUDED
+def _check_names(lora: str, cache_salt: str) -> None:
+    for name, value in (("lora", lora), ("cache_salt", cache_salt)):
+        if len(value.encode()) > MAX_NAME_BYTES:
+            raise InvalidRequest(name, f"at most {MAX_NAME_BYTES} bytes")
+
+
+def _excluded(ids: Sequence[str]) -> frozenset[str]:
     if len(ids) > MAX_EXCLUDED:
         raise InvalidRequest("exclude_instance_ids", f"at most {MAX_EXCLUDED}, got {len(ids)}")
     if any(len(instance_id) > MAX_NAME_BYTES for instance_id in ids):
