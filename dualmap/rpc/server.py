@@ -61,7 +61,7 @@ class AioServer:
             )
         self._server = grpc.aio.server(
             interceptors=interceptors,
-            options=_options(settings),
+            options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
         )
         self._names: list[str] = []
@@ -109,7 +109,7 @@ class SyncServer:
         self._server = grpc.server(
             self._pool,
             interceptors=interceptors,
-            options=_options(settings),
+            options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
         )
         self._names: list[str] = []
@@ -156,7 +156,8 @@ class _Registrar:
         self._names.append(service)
 
 
-def _options(settings: ServerSettings) -> list[tuple[str, int]]:
+def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Options of every server of ours."""
     return [
         # On by default, and then a second process takes half of the calls in silence.
         ("grpc.so_reuseport", 0),
