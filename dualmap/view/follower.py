@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from dualmap.core.errors import InvalidRequest
+from dualmap.core.membership import RingSnapshot
 from dualmap.store.connection import StoreError
 from dualmap.store.keys import SHARDS
 from dualmap.store.packing import UnreadableValueError
@@ -100,7 +101,7 @@ class Follower:
             else:
                 ring_moved, self._ring_position = True, entry.position
         if ring_moved:
-            await self._load_ring()
+            await self._states.load(await self._load_ring())
 
     async def _synchronise(self) -> None:
         self._states.note(await self._states.store.positions())
@@ -111,27 +112,29 @@ class Follower:
             self._lost = False
             self.view.count(ViewEvent.STORE_BACK)
 
-    async def _load_ring(self) -> None:
+    async def _load_ring(self) -> tuple[str, ...]:
+        """Take the stored ring over if it is not older: the instances that are new and not loaded yet."""
+        new: tuple[str, ...] = ()
         try:
             loaded = await self._rings.load_with_position()
         except UnreadableValueError as error:
             self.view.count(ViewEvent.UNREADABLE, str(error))
-            return
+            return new
         self._ring_position = loaded.position
         ring = loaded.ring
         if ring is None or ring.epoch < self.view.epoch:
             self._epoch_backward(ring.epoch if ring is not None else 0)
-            return
+            return new
         self._backward = False
         if ring.epoch > self.view.epoch or self.view.degraded:
             try:
                 new = self.view.adopt_ring(ring)
             except InvalidRequest as error:
                 self.view.count(ViewEvent.UNREADABLE, str(error))
-                return
-            await self._states.load(new)
-            await self._save(ring.epoch)
+                return new
+            await self._save(ring)
         self.view.degraded = False
+        return new
 
     def _epoch_backward(self, stored_epoch: int) -> None:
         self.view.degraded = True
@@ -150,13 +153,13 @@ class Follower:
             self._epoch_check_at_ms = now_ms + self._options.epoch_check_ms
             # A store that was emptied sends nothing: it must be asked.
             if await self._rings.epoch() != self.view.epoch:
-                await self._load_ring()
+                await self._states.load(await self._load_ring())
 
-    async def _save(self, epoch: int) -> None:
-        if self._ring_file is None or self.view.ring is None or self.view.ring.epoch != epoch:
+    async def _save(self, ring: RingSnapshot) -> None:
+        if self._ring_file is None:
             return
         try:
-            await asyncio.to_thread(self._ring_file.save, self.view.ring)
+            await asyncio.to_thread(self._ring_file.save, ring)
         except OSError as error:
             self.view.count(ViewEvent.RING_FILE_BROKEN, str(error))
 
