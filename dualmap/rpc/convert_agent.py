@@ -28,6 +28,7 @@ from dualmap.rpc.route_values import (
     Tokens,
 )
 from dualmap.rpc.submission import Handover, PromisedCandidate, Submission, Ticket
+from dualmap.rpc.wire import prompt_forms
 from dualmap.v1 import agent_pb2, rebalancer_pb2, types_pb2
 
 MAX_ID_CHARS = 256
@@ -99,6 +100,23 @@ class MigrationOrder:
     moves: tuple[MoveOrder, ...]
     fencing_epoch: int
     traceparent: str
+
+
+def submit_from_wire(raw: bytes) -> agent_pb2.SubmitRequest:
+    """Read a submission; one that holds two prompts is left with none, so that it is refused by name."""
+    message = agent_pb2.SubmitRequest.FromString(raw)
+    if prompt_forms(raw, agent_pb2.SubmitRequest.PROMPT_FIELD_NUMBER) > 1:
+        message.prompt.Clear()
+    return message
+
+
+def accept_from_wire(raw: bytes) -> agent_pb2.AcceptRequest:
+    """Read a hand-over, as `submit_from_wire` does."""
+    message = agent_pb2.AcceptRequest.FromString(raw)
+    path = (agent_pb2.AcceptRequest.REQUEST_FIELD_NUMBER, agent_pb2.SubmitRequest.PROMPT_FIELD_NUMBER)
+    if prompt_forms(raw, *path) > 1:
+        message.request.prompt.Clear()
+    return message
 
 
 def submission_of(message: agent_pb2.SubmitRequest, defaults: SubmissionDefaults, field: str = "") -> Submission:

@@ -30,7 +30,8 @@ from services.instanceagent.candidates import Candidates
 from services.instanceagent.drain import Drainer
 from services.instanceagent.handover import Handovers
 from services.instanceagent.identities import Identities
-from services.instanceagent.instance import Instance, InstanceParts
+from services.instanceagent.instance import Instance
+from services.instanceagent.instance_values import InstanceParts
 from services.instanceagent.late_binding import OfferBook, Valuation
 from services.instanceagent.membership import Membership
 from services.instanceagent.metrics import AgentMetrics

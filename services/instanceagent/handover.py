@@ -27,6 +27,9 @@ ACCEPT_WITHIN_S = 0.2
 SILENCE_S = 3.0
 """Silence that counts as death (design: hand-over 4)."""
 
+AT_ONCE = 64
+"""Accepts opened at a time: more would spend their 200 ms waiting for each other."""
+
 RETRY_MS = 100
 
 T = TypeVar("T")
@@ -41,12 +44,13 @@ class Handovers:
         self._candidates = candidates
         self._calls = calls
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._opening = asyncio.Semaphore(AT_ONCE)
 
     async def hand_over(
         self, request: HeldRequest, target_id: str, cause: HandoverCause, linked: str = ""
     ) -> MoveResult:
         """Move a waiting request; ends well or badly whatever becomes of the caller. ``linked``: a traceparent."""
-        return await asyncio.shield(self._spawn(self._hand_over(request, target_id, cause, linked)))
+        return await asyncio.shield(self._spawn(self._in_turn(request, target_id, cause, linked)))
 
     async def stop(self) -> None:
         """Cancel every relay; their clients are told by whoever stops."""
@@ -54,6 +58,10 @@ class Handovers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _in_turn(self, request: HeldRequest, target_id: str, cause: HandoverCause, linked: str) -> MoveResult:
+        async with self._opening:
+            return await self._hand_over(request, target_id, cause, linked)
 
     async def _hand_over(self, request: HeldRequest, target_id: str, cause: HandoverCause, linked: str) -> MoveResult:
         instance = self._instances[request.instance_id]
@@ -64,12 +72,15 @@ class Handovers:
         if request.came is not None:
             return self._return(instance, request, target_id, cause)
         instance.withdraw(request)
-        opened = await self._open(request, target_id, cause, linked)
-        if isinstance(opened, MoveResult):
+        try:
+            opened = await self._open(request, target_id, cause, linked)
+        finally:
             if request.in_phase(Phase.HANDING_OVER):
-                instance.put_back(request, opened.outcome.name)
+                instance.put_back(request, "not_moved")
+        if isinstance(opened, MoveResult):
             return opened
         request.relay = self._spawn(self._relay(instance, request, opened, target_id))
+        request.relay.add_done_callback(lambda task: _end_with(task, instance, request))
         return MoveResult(request.request_id, MoveOutcome.MOVED)
 
     def _return(self, instance: Instance, request: HeldRequest, target_id: str, cause: HandoverCause) -> MoveResult:
@@ -208,3 +219,11 @@ class Handovers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _end_with(task: asyncio.Task[None], instance: Instance, request: HeldRequest) -> None:
+    """A relay that fails by a defect must not leave its client waiting for ever."""
+    if task.cancelled() or task.exception() is None:
+        return
+    _log.error("relay_failed", instance=instance.instance_id, error=type(task.exception()).__name__)
+    instance.cancel(request, Unavailable("the relay", RETRY_MS), ended=True)

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from dualmap.core.blocks import Chain
 from dualmap.core.cost import CostFit
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.feed import FeedRule
 from dualmap.core.load import predict_ttft_s, priority_class, slack_bucket
-from dualmap.core.state import LoadReport, PrefillCost, QueuePolicy
+from dualmap.core.state import LoadReport, PrefillCost
 from dualmap.core.tickets import TicketLedger
 from dualmap.core.waiting import QueueBounds, WaitingQueue
 from dualmap.rpc import route_values
 from dualmap.rpc.request_events import AcceptOutcome, Returned
-from dualmap.runtime.clock import Clock
 from dualmap.runtime.logs import get_log
 from services.instanceagent import engine as engines
 from services.instanceagent.engine import Engine, Job, KvChange, KvCleared, KvRemoved, KvStored
+from services.instanceagent.instance_values import Counters, Held, InstanceOptions, InstanceParts
 from services.instanceagent.late_binding import OfferBook
-from services.instanceagent.metrics import InstanceMetrics
+from services.instanceagent.outcomes import done_event, first_token_event, promised
 from services.instanceagent.progress import Progress, StagedJob
 from services.instanceagent.request import HeldRequest, Phase
-from services.instanceagent.state_log import StateLog
 
 TICK_S = 0.1
 """How often time alone is looked at: waits that end, engines that stall, work that shrinks."""
@@ -41,52 +39,6 @@ _LEAST_RETRY_MS, _MOST_RETRY_MS, _RETRY_JITTER = 50, 10_000, 0.2
 _DRAINING_RETRY_MS = 1_000
 
 _log = get_log("instance")
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceOptions:
-    """Limits of one queue. None for ``feed_tokens`` or ``max_sequences``: the engine's own."""
-
-    queue_policy: QueuePolicy = QueuePolicy.SLO
-    max_waiting_requests: int = 10_000
-    max_waiting_tokens: int = 200_000_000
-    max_wait_ms: float = 120_000.0
-    feed_tokens: int | None = None
-    max_sequences: int | None = None
-    suspect_after_ms: float = 2_000.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the agent's start."""
-
-    moved_out: int = 0
-    moved_in: int = 0
-    put_back: int = 0
-    finished: int = 0
-    finished_in_slo: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceParts:
-    """What an instance is given: its state, its numbers, time, and whom to tell that a request is done here."""
-
-    state: StateLog
-    metrics: InstanceMetrics
-    clock: Clock
-    new_incarnation: Callable[[], int]
-    done: Callable[[HeldRequest, bool], None]
-
-
-@dataclass(slots=True)
-class Held:
-    """Requests of one instance by the state that matters to it."""
-
-    waiting: dict[tuple[str, int], HeldRequest] = field(default_factory=dict)
-    jobs: dict[int, HeldRequest] = field(default_factory=dict)
-    away: set[HeldRequest] = field(default_factory=set)
 
 
 class Instance:
@@ -249,6 +201,8 @@ class Instance:
             return
         request.phase = Phase.DONE
         self.held.away.discard(request)
+        # What came by Accept and failed is not over for its client: its origin has it still.
+        ended = ended and (request.came is None or error is None)
         request.spans.leave(problem=error.reason if error is not None else "")
         if error is not None:
             self.metrics.failed(error.reason)
@@ -400,45 +354,22 @@ class Instance:
         request.output_tokens = 1
         self._cost.observe(chain.prompt_tokens - request.hit_tokens, chain.prompt_tokens, prefill_s)
         ttft_ms = request.since_submission_ms(now_ms)
-        self.metrics.first_token(ttft_ms / 1_000, self._promised(request), request.hit_tokens)
+        self.metrics.first_token(ttft_ms / 1_000, promised(request), request.hit_tokens)
         request.spans.enter("decode", hit_tokens=request.hit_tokens)
-        self.emit(
-            request,
-            route_values.FirstToken(
-                self.instance_id, ttft_ms, request.hit_tokens, chain.prompt_tokens, request.prefill_ms, event.data
-            ),
-        )
+        self.emit(request, first_token_event(request, event))
         self._changed()
-
-    def _promised(self, request: HeldRequest) -> tuple[int, float, float] | None:
-        ticket = request.submission.ticket
-        if ticket is None or ticket.chosen is None or ticket.chosen.instance_id != self.instance_id:
-            return None
-        other_ms = ticket.backup.predicted_ttft_ms if ticket.backup is not None else 0.0
-        return ticket.chosen.hit_tokens, ticket.chosen.predicted_ttft_ms / 1_000, other_ms / 1_000
 
     def _served(self, request: HeldRequest, event: engines.Done, now_ms: float) -> None:
         del self.held.jobs[request.job_number]
         self._progress.gone(request.job_number, now_ms, progress=True)
         prompt_tokens = request.submission.chain.prompt_tokens
-        ttft_ms = request.since_submission_ms(request.first_token_ms)
         in_slo = request.first_token_ms <= request.waiting.deadline_ms
         self.counters.finished += 1
         self.counters.finished_in_slo += in_slo
         self.counters.prompt_tokens += prompt_tokens
         self.counters.cached_tokens += request.hit_tokens
         self.metrics.finished(prompt_tokens, request.hit_tokens, in_slo=in_slo)
-        done = route_values.Done(
-            instance_id=self.instance_id,
-            output_tokens=event.output_tokens,
-            total_ms=request.since_submission_ms(now_ms),
-            ttft_ms=ttft_ms,
-            waited_ms=request.since_submission_ms(request.staged_ms),
-            hit_tokens=request.hit_tokens,
-            prompt_tokens=prompt_tokens,
-            handovers=request.came.number if request.came is not None else 0,
-            finish_reason=event.finish_reason,
-        )
+        done = done_event(request, event, now_ms)
         self.emit(request, done)
         request.spans.leave(output_tokens=event.output_tokens)
         self.finish(request, None, ended=True)
@@ -466,7 +397,6 @@ class Instance:
         now_ms = self.now_ms
         for waiting in self._queue.shed(now_ms):
             request = self.held.waiting.pop(waiting.identity)
-            request.phase = Phase.HANDING_OVER
             error = Overloaded(self._retry_ms(), f"waited {request.since_submission_ms(now_ms):.0f} ms in vain")
             self.finish(request, error, ended=True)
         if self._index_changed:

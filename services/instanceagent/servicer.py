@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
+import grpc
 import grpc.aio
 
 from dualmap.rpc.convert_agent import (
+    accept_from_wire,
     accept_of,
     event_message,
     listing_message,
@@ -16,6 +18,7 @@ from dualmap.rpc.convert_agent import (
     outcome_message,
     outcome_value,
     submission_of,
+    submit_from_wire,
 )
 from dualmap.rpc.convert_offer import offer_of, pull_of
 from dualmap.rpc.convert_state import query_of, state_message
@@ -33,7 +36,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 def register(server: AioServer, servicer: InstanceAgentServicer) -> None:
     """Serve it; before the server starts."""
-    server.add(agent_pb2_grpc.add_InstanceAgentServicer_to_server, servicer)
+    server.add(_add, servicer)
+
+
+def _add(servicer: InstanceAgentServicer, server: Any) -> None:
+    agent_pb2_grpc.add_InstanceAgentServicer_to_server(servicer, cast("grpc.aio.Server", _Strict(server)))
+
+
+class _Strict:
+    """Registers the methods that bring a prompt with readers that notice two prompts in one message."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Nothing: the same handlers come by `add_registered_method_handlers`."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Pass them on, Submit and Accept with their own readers."""
+        for name, reader in (("Submit", submit_from_wire), ("Accept", accept_from_wire)):
+            handlers[name] = grpc.unary_stream_rpc_method_handler(
+                handlers[name].unary_stream, reader, handlers[name].response_serializer
+            )
+        self._server.add_registered_method_handlers(service, handlers)
 
 
 class InstanceAgentServicer(agent_pb2_grpc.InstanceAgentServicer):

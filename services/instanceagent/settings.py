@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from dualmap.core.engine_model import EngineOptions
 from dualmap.core.state import PrefillCost, QueuePolicy
 from dualmap.runtime.settings import Block, CommaList, MetricsSettings, Port, ServerSettings, ServiceSettings
-from services.instanceagent.instance import InstanceOptions
+from services.instanceagent.instance_values import InstanceOptions
 
 _POLICIES = {"slo": QueuePolicy.SLO, "hit_first": QueuePolicy.HIT_FIRST, "fifo": QueuePolicy.FIFO}
 
@@ -64,7 +64,7 @@ class AgentSettings(Block):
         default=10_000, ge=1, le=1_000_000, description="Requests that may wait; ordering 10,000 takes milliseconds."
     )
     max_waiting_tokens: int = Field(
-        default=200_000_000, ge=1, le=1 << 40, description="Prompt tokens that may wait; bounds their memory."
+        default=50_000_000, ge=1, le=1 << 40, description="Prompt tokens that may wait: 200 MB of token ids."
     )
     max_wait_ms: int = Field(
         default=120_000, ge=1, le=3_600_000, description="Longest wait; then RESOURCE_EXHAUSTED with a retry delay."

@@ -334,3 +334,32 @@ async def test_the_ticket_counts_at_the_instance_it_names_also_by_accept() -> No
         assert await following.end() is grpc.StatusCode.OK
         assert [t.watermark for t in built.instance("a").load().tickets] == [1]
         assert built.instance("b").load().tickets == ()
+
+
+async def test_ranks_of_one_agent_hand_over_to_each_other() -> None:
+    """The same mechanism, the same process: one run, one end."""
+    async with cluster("a", agent=_one_at_a_time(instances=2)) as built:
+        built.agents["a"].engines[0].pause()
+        stub = built.stub("a")
+        running = submit(stub, submission("running", seed=9, instance_id="a/0"))
+        await until(lambda: "started" in running.kinds, "full")
+        following = submit(stub, submission("r1", instance_id="a/0"))
+        await until(lambda: bool(built.instance("a").held.waiting), "it waits")
+        assert await migrate(stub, "a/0", "a/1", "r1") == ["MOVED"]
+        assert await following.end() is grpc.StatusCode.OK
+        assert following.first("done").instance_id == "a/1"
+        assert built.instance("a", 1).counters.finished == 1
+
+
+async def test_a_big_batch_is_moved_whole() -> None:
+    """Two hundred at once: none fails for waiting behind the others."""
+    async with cluster("a", "b", agent=_one_at_a_time()) as built:
+        built.pause("a", "b")
+        stub = built.stub("a")
+        clients = [submit(stub, submission(f"r{i}", seed=i)) for i in range(201)]
+        await until(lambda: len(built.instance("a").held.waiting) == 200, "200 wait")
+        names = [request.request_id for request in built.instance("a").ordered()]
+        assert await migrate(stub, "a/0", "b/0", *names) == ["MOVED"] * 200
+        built.resume("a", "b")
+        for client in clients:
+            assert await client.end() is grpc.StatusCode.OK

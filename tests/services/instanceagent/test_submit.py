@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -177,6 +178,18 @@ async def test_a_malformed_request_names_its_field(request_: agent_pb2.SubmitReq
         following = submit(built.stub("a"), request_)
         assert await following.end() is grpc.StatusCode.INVALID_ARGUMENT
         assert following.details.startswith(f"{field}:")
+
+
+async def test_two_prompts_in_one_message_are_refused_by_name() -> None:
+    """GRPC would keep the last in silence."""
+    raw = submission("r").SerializeToString()
+    raw += agent_pb2.SubmitRequest(prompt=types_pb2.Prompt(text="x")).SerializeToString()
+    async with cluster("a") as built, grpc.aio.insecure_channel(f"127.0.0.1:{built.agents['a'].port}") as channel:
+        call = channel.unary_stream("/dualmap.v1.InstanceAgent/Submit")(raw)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (refused.value.details() or "").startswith("prompt:")
 
 
 async def test_an_unknown_model_is_not_found_and_the_known_ones_are_named() -> None:

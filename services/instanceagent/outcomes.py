@@ -1,0 +1,43 @@
+"""What is told of a request at its first token and its end, and what its ticket had promised."""
+
+from __future__ import annotations
+
+from dualmap.rpc import route_values
+from services.instanceagent import engine as engines
+from services.instanceagent.request import HeldRequest
+
+
+def first_token_event(request: HeldRequest, event: engines.FirstToken) -> route_values.FirstToken:
+    """The first token as its follower hears of it."""
+    return route_values.FirstToken(
+        instance_id=request.instance_id,
+        ttft_ms=request.since_submission_ms(request.first_token_ms),
+        hit_tokens=request.hit_tokens,
+        prompt_tokens=request.submission.chain.prompt_tokens,
+        prefill_ms=request.prefill_ms,
+        data=event.data,
+    )
+
+
+def done_event(request: HeldRequest, event: engines.Done, now_ms: float) -> route_values.Done:
+    """The end as its follower hears of it."""
+    return route_values.Done(
+        instance_id=request.instance_id,
+        output_tokens=event.output_tokens,
+        total_ms=request.since_submission_ms(now_ms),
+        ttft_ms=request.since_submission_ms(request.first_token_ms),
+        waited_ms=request.since_submission_ms(request.staged_ms),
+        hit_tokens=request.hit_tokens,
+        prompt_tokens=request.submission.chain.prompt_tokens,
+        handovers=request.came.number if request.came is not None else 0,
+        finish_reason=event.finish_reason,
+    )
+
+
+def promised(request: HeldRequest) -> tuple[int, float, float] | None:
+    """Hit tokens, predicted TTFT, and the other candidate's (seconds); None where the ticket is not of here."""
+    ticket = request.submission.ticket
+    if ticket is None or ticket.chosen is None or ticket.chosen.instance_id != request.instance_id:
+        return None
+    other_ms = ticket.backup.predicted_ttft_ms if ticket.backup is not None else 0.0
+    return ticket.chosen.hit_tokens, ticket.chosen.predicted_ttft_ms / 1_000, other_ms / 1_000
