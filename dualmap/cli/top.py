@@ -1,0 +1,114 @@
+"""`dualmap top`: a live view of a running system, through its public calls alone; `--once` is one frame for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from dualmap.cli.addresses import (
+    COLLECTORS,
+    REBALANCERS,
+    RING_MANAGERS,
+    ROUTERS,
+    CollectorsOption,
+    PoolOption,
+    RebalancersOption,
+    RingManagersOption,
+    RoutersOption,
+    TimeoutOption,
+    addresses_of,
+)
+from dualmap.cli.failures import CommandError, failing_plainly, plain
+from dualmap.cli.top_frame import SHOWN_EVENTS, frame
+from dualmap.cli.top_picture import History, Picture
+from dualmap.cli.top_sources import Places, Sample, Sources
+
+SVG_COLUMNS = 132
+"""Width of a frame that goes nowhere but into a file or a pipe: all columns fit."""
+
+_MOST_ROWS = 64
+
+
+def top(
+    *,
+    routers: RoutersOption = ROUTERS,
+    collectors: CollectorsOption = COLLECTORS,
+    ring_managers: RingManagersOption = RING_MANAGERS,
+    rebalancers: RebalancersOption = REBALANCERS,
+    pool: PoolOption = "",
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write one frame to this SVG file, too, and end.")] = None,
+    interval_s: Annotated[float, typer.Option(min=0.1, max=60, help="Time between frames, seconds.")] = 1.0,
+    timeout_s: TimeoutOption = 2.0,
+) -> None:
+    """Show instances, routers, leaders, ring changes and migrations; Ctrl-C ends it."""
+    with failing_plainly():
+        places = Places(
+            addresses_of(routers, "--routers"),
+            addresses_of(collectors, "--collectors"),
+            addresses_of(ring_managers, "--ring-managers"),
+            addresses_of(rebalancers, "--rebalancers"),
+            pool,
+        )
+        console = Console()
+        if once or svg is not None or not console.is_terminal:
+            picture = asyncio.run(_one(places, timeout_s))
+            _print(picture, svg)
+            return
+        try:
+            asyncio.run(_follow(console, places, interval_s, timeout_s))
+        except KeyboardInterrupt:
+            return
+
+
+async def _one(places: Places, timeout_s: float) -> Picture:
+    async with Sources(places, timeout_s) as sources:
+        return History().take(_checked(await sources.sample()))
+
+
+async def _follow(console: Console, places: Places, interval_s: float, timeout_s: float) -> None:
+    history = History()
+    async with Sources(places, timeout_s) as sources:
+        picture = history.take(_checked(await sources.sample()))
+        with Live(frame(picture, _rows_that_fit(console, picture)), console=console, screen=True) as live:
+            while True:
+                await asyncio.sleep(interval_s)
+                picture = history.take(await sources.sample())
+                live.update(frame(picture, _rows_that_fit(console, picture)), refresh=True)
+
+
+def _checked(sample: Sample) -> Sample:
+    """The sample. Raises CommandError when nobody answered at all: there is no system at these addresses."""
+    if sample.answered:
+        return sample
+    first = plain(sample.failures[0])
+    raise CommandError(f"no service answers; {first}" if len(sample.failures) > 1 else first)
+
+
+def _rows_that_fit(console: Console, picture: Picture) -> int:
+    """Rows of the instance table that leave the rest of the frame on the screen."""
+    sample = picture.sample
+    control = len(sample.ring_managers) + len(sample.collectors) + len(sample.rebalancers)
+    others = 2 + 5 + max(control, len(sample.routers)) + 5 + SHOWN_EVENTS + 2
+    return max(3, console.size.height - others)
+
+
+def _print(picture: Picture, svg: Path | None) -> None:
+    probe = Console()
+    console = Console(record=svg is not None, width=None if probe.is_terminal and svg is None else SVG_COLUMNS)
+    console.print(frame(picture, _MOST_ROWS))
+    if svg is None:
+        return
+    drawn = console.export_svg(title="dualmap top", unique_id="dualmap-top")
+    # Without its web fonts the file is whole by itself; a viewer's monospace does.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    try:
+        svg.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--svg {svg}: {error.strerror}") from error
