@@ -181,11 +181,12 @@ async def test_a_malformed_request_names_its_field(request_: agent_pb2.SubmitReq
 
 
 async def test_two_prompts_in_one_message_are_refused_by_name() -> None:
-    """GRPC would keep the last in silence."""
+    """A plain reader would keep the last in silence."""
     raw = submission("r").SerializeToString()
     raw += agent_pb2.SubmitRequest(prompt=types_pb2.Prompt(text="x")).SerializeToString()
     async with cluster("a") as built, grpc.aio.insecure_channel(f"127.0.0.1:{built.agents['a'].port}") as channel:
-        call = channel.unary_stream("/dualmap.v1.InstanceAgent/Submit")(raw)
+        submit_raw: Any = channel.unary_stream("/dualmap.v1.InstanceAgent/Submit")
+        call = submit_raw(raw)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
