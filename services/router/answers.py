@@ -61,16 +61,18 @@ class Answers:
         return None if answer is None or now_ms - answer.at_ms > self._keep_ms else answer
 
     def newest(self, request_id: str, now_ms: float) -> Answer | None:
-        """The answer of the request's highest attempt."""
+        """The answer of the request's highest attempt; None means that no attempt of it is remembered."""
         answer = self._newest.get(request_id)
         return None if answer is None or now_ms - answer.at_ms > self._keep_ms else answer
 
     def add(self, answer: Answer) -> None:
         """Keep an answer; the caller has seen that its attempt is the request's highest."""
-        self.forget(answer.at_ms, _FORGET_A_CALL)
+        order = self._order
+        if order and (answer.at_ms - order[0].at_ms > self._keep_ms or len(order) >= self._capacity):
+            self.forget(answer.at_ms, _FORGET_A_CALL)
         self._by_identity[answer.identity] = answer
         self._newest[answer.identity[0]] = answer
-        self._order.append(answer)
+        order.append(answer)
 
     def forget(self, now_ms: float, most: int) -> int:
         """Drop at most ``most`` answers that are too old or too many; how many that were."""

@@ -102,8 +102,9 @@ class Decider:
             with self._lock:
                 if self._view.ring is not scene.ring:
                     continue
-                known = self._known(call)
-                answer = known or self._decide(call, scene, traceparent)
+                now_ms = self._clock_ms()
+                known = self._known(call, now_ms)
+                answer = known or self._decide(call, scene, traceparent, now_ms)
                 self._metrics.decision_s.observe(perf_counter() - began_s)
             return _sealed(answer, known is None)
 
@@ -191,15 +192,14 @@ class Decider:
         self._metrics.count("not_ready")
         raise Unavailable("the ring", self._spread(NOT_READY_RETRY_MS))
 
-    def _known(self, call: RouteCall) -> Answer | None:
+    def _known(self, call: RouteCall, now_ms: float) -> Answer | None:
         """The answer already given for this identity. Raises AlreadyExists, AbortedAttempt."""
         request_id, attempt = call.query.request_id, call.attempt
-        now_ms = self._clock_ms()
+        newest = self._answers.newest(request_id, now_ms)
+        if newest is None:
+            return None
         known = self._answers.find((request_id, attempt), now_ms)
         if known is None:
-            newest = self._answers.newest(request_id, now_ms)
-            if newest is None:
-                return None
             if newest.identity[1] > attempt:
                 self._metrics.count("aborted")
                 raise AbortedAttempt(request_id, newest.identity[1], "was routed before this lower one came")
@@ -215,8 +215,8 @@ class Decider:
         self._metrics.count("repeated")
         return known
 
-    def _decide(self, call: RouteCall, scene: Scene, traceparent: str) -> Answer:
-        query, now_ms = call.query, self._clock_ms()
+    def _decide(self, call: RouteCall, scene: Scene, traceparent: str, now_ms: float) -> Answer:
+        query = call.query
         picture = self._picture()
         decision = self._choose(query, picture, now_ms)
         instance = self._view.instances[decision.chosen.instance_id]
