@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,7 +11,6 @@ from rich.console import Console
 
 from dualmap.cli.local_cluster import LocalOptions
 from dualmap.cli.replay import ReplayOptions, replay_locally
-from dualmap.cli.replay_report import ReplayReport
 from dualmap.core.state import PrefillCost
 from dualmap.simulator.arrivals import capacity_bound, poisson_arrivals
 from dualmap.simulator.synthetic import synthetic_trace
@@ -35,13 +35,11 @@ def demo(
         f"{requests} requests at {rate:.2f} req/s: {BOUND_SHARE:.0%} of the {bound:.2f} req/s that {instances} "
         "instances could take if every block were computed once and the work balanced perfectly"
     )
-    reports: dict[str, ReplayReport] = {}
     local = LocalOptions(instances=instances, speed=speed)
-    for policy in ("dualmap", "round_robin"):
-        options = ReplayOptions(local, rate, seed, "dualmap" if policy == "dualmap" else "round_robin")
-        reports[policy] = asyncio.run(replay_locally(arrivals, options, console))
-    ours = reports.pop("dualmap")
-    ours.print_table(console, beside=reports)
+    baseline = replace(local, rebalance=False, queue_policy="fifo")
+    ours = asyncio.run(replay_locally(arrivals, ReplayOptions(local, rate, seed), console))
+    theirs = asyncio.run(replay_locally(arrivals, ReplayOptions(baseline, rate, seed, "round_robin"), console))
+    ours.print_table(console, beside={"round_robin, fifo": theirs})
     figures = ours.figures()
     if figures["failed"] or figures["shed"]:
         console.print("some requests were not served", style="bold red")
