@@ -46,6 +46,7 @@ class App:
         self.metrics_port: int | None = None
         self.health = Health()
         self._registry = new_registry()
+        self._metrics = CollectorMetrics(self._registry, settings.pool.name)
         self._stack = AsyncExitStack()
         self._roster: Roster | None = None
         self._redis_check: RedisCheck | None = None
@@ -90,14 +91,14 @@ class App:
         stack.push_async_callback(client.aclose)
         stack.push_async_callback(patient.aclose)
         roster = self._roster = await self._make_roster(stack, client)
-        directory = Directory(settings.pool.name, StateStore(client, settings.pool.name), roster)
+        directory = Directory(StateStore(client, settings.pool.name), roster, self._metrics)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
         register(server, StateCollectorServicer(directory))
         self.port = await server.start()
         stack.push_async_callback(server.stop)
         # Before the server's grace: endless streams would use it up.
         stack.callback(directory.close)
-        feed = ChangeFeed(StateStore(patient, settings.pool.name), roster, directory, SystemClock())
+        feed = ChangeFeed(StateStore(patient, settings.pool.name), roster, directory, self._metrics)
         await self._start_loops(stack, client, roster, feed)
 
     async def _make_roster(self, stack: AsyncExitStack, client: Redis) -> Roster:
@@ -105,7 +106,7 @@ class App:
         pool = settings.pool.name
         # Not traced: ten polls a second and instance would bury the requests' traces.
         calls = await stack.enter_async_context(StateCalls(max_answer_bytes=settings.poll.max_answer_bytes))
-        outside = Outside(calls, StateStore(client, pool), CollectorMetrics(self._registry, pool), SystemClock())
+        outside = Outside(calls, StateStore(client, pool), self._metrics, SystemClock())
         shares = Shares(
             token_hex(8), CollectorRegister(client, pool), RingStore(client, pool), settings.share, settings.poll
         )

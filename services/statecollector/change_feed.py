@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from dualmap.runtime.clock import Clock
+from dualmap.runtime.clock import SystemClock
 from dualmap.runtime.logs import get_log
 from dualmap.store.connection import StoreError
 from dualmap.store.state_store import StateStore
 from services.statecollector.directory import Directory
+from services.statecollector.metrics import CollectorMetrics
 from services.statecollector.roster import Roster
 
 BLOCK_MS = 100
 _READ_COUNT = 512
-_RETRY_S = 0.5
+RETRY_S = 0.5
 
 _log = get_log("change_feed")
 
@@ -21,12 +22,11 @@ _log = get_log("change_feed")
 class ChangeFeed:
     """One loop for all watchers of the process. ``store`` is on a client patient enough to wait on streams."""
 
-    def __init__(self, store: StateStore, roster: Roster, directory: Directory, clock: Clock) -> None:
-        self.failures = 0
+    def __init__(self, store: StateStore, roster: Roster, directory: Directory, metrics: CollectorMetrics) -> None:
         self._store = store
         self._roster = roster
         self._directory = directory
-        self._clock = clock
+        self._metrics = metrics
         self._told: frozenset[str] = frozenset()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -56,6 +56,6 @@ class ChangeFeed:
                 if changed or left:
                     await self._directory.tell(sorted(changed), sorted(left))
         except StoreError as error:
-            self.failures += 1
+            self._metrics.feed_failed()
             _log.warning("feed_failed", error=type(error).__name__)
-            await self._clock.wait(stop, _RETRY_S)
+            await SystemClock().wait(stop, RETRY_S)

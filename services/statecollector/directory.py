@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from dualmap.core.errors import NotFound, Overloaded, UnknownInstance
 from dualmap.core.state import LoadReport
 from dualmap.rpc.convert_state import InstanceFacts
 from dualmap.store.state_store import StateStore
+from services.statecollector.metrics import CollectorMetrics
 from services.statecollector.roster import Roster
 
 QUEUED_CHANGES = 64
@@ -51,9 +52,9 @@ class _Watcher:
 class Directory:
     """Answers of one pool; an empty pool name means that one."""
 
-    def __init__(self, pool: str, store: StateStore, roster: Roster) -> None:
-        self.cut_off_total = 0
-        self._pool = pool
+    def __init__(self, store: StateStore, roster: Roster, metrics: CollectorMetrics) -> None:
+        self._pool = metrics.pool
+        self._metrics = metrics
         self._store = store
         self._roster = roster
         self._watchers: set[_Watcher] = set()
@@ -84,7 +85,7 @@ class Directory:
         """Epoch of the ring that the answers are about."""
         return self._roster.epoch
 
-    async def watch(self, instance_ids: Sequence[str]) -> AsyncIterator[Change]:
+    async def watch(self, instance_ids: Sequence[str]) -> AsyncGenerator[Change, None]:
         """All of it first, then each change. Raises Overloaded for a reader too slow, StoreError at the start."""
         watcher = _Watcher(frozenset(instance_ids))
         if self._closed:
@@ -107,7 +108,7 @@ class Directory:
         """End every watch: the process stops."""
         self._closed = True
         for watcher in self._watchers:
-            while watcher.queue.full():
+            while not watcher.queue.empty():
                 watcher.queue.get_nowait()
             watcher.queue.put_nowait(None)
 
@@ -133,7 +134,7 @@ class Directory:
                 watcher.queue.put_nowait(Change(self._roster.epoch, wanted, gone))
             except asyncio.QueueFull:
                 watcher.cut_off = True
-                self.cut_off_total += 1
+                self._metrics.cut_off()
                 self._watchers.discard(watcher)
 
     async def _facts(self, names: Sequence[str]) -> tuple[InstanceFacts, ...]:

@@ -44,6 +44,13 @@ class CollectorMetrics:
             "dualmap_collector_removed_states", "States of departed instances removed.", ["pool"], registry=registry
         )
 
+        self._cut_off = Counter(
+            "dualmap_collector_watchers_cut_off", "Watchers that read too slowly.", ["pool"], registry=registry
+        )
+        self._feed_failures = Counter(
+            "dualmap_collector_feed_failures", "Times the changes could not be read.", ["pool"], registry=registry
+        )
+
     def polled(self, reason: str, seconds: float | None = None) -> None:
         """A poll ended; ``seconds`` unless the agent held it."""
         self._polls.labels(pool=self.pool, reason=reason).inc()
@@ -69,3 +76,11 @@ class CollectorMetrics:
     def removed(self, states: int) -> None:
         """So many states of departed instances were removed."""
         self._removed.labels(pool=self.pool).inc(states)
+
+    def cut_off(self) -> None:
+        """A watcher read too slowly."""
+        self._cut_off.labels(pool=self.pool).inc()
+
+    def feed_failed(self) -> None:
+        """The streams could not be read for the watchers."""
+        self._feed_failures.labels(pool=self.pool).inc()
