@@ -24,7 +24,7 @@ MAX_RETRY_MS = 10_000
 NO_INSTANCE_RETRY_MS = 1_000
 """One second: a third of a lease, after which a new member may be there."""
 
-Select = Literal["dualmap", "min_ttft", "cache", "load"]
+Select = Literal["dualmap", "cache_first", "min_ttft", "cache", "load"]
 Role = Literal["pair_1", "pair_2", "previous_1", "previous_2", "escape_1", "escape_2"]
 
 
@@ -46,13 +46,18 @@ class Reason(IntEnum):
 class ChooseOptions:
     """Limits of the decision as shares of the request's SLO, and switches for ablation.
 
-    ``looks`` bounds the instances looked at. ``choices`` is how many of the key's candidates count as full ones
-    (2: the pair; 1: ring 1 alone; 3 and 4 add the next different instance of each ring). ``select`` replaces the rule
-    inside them; ``unknown_after_ms`` is the age from which a state is unknown and the decision DEGRADED.
+    ``dualmap``: of the instances looked at whose prediction keeps ``affinity_slo_fraction`` of the SLO, the least
+    prediction plus ``work_weight`` x own prefill: what a request computes, all behind it wait for too. None keeps it:
+    the least prediction. ``looks`` bounds the instances looked at; beyond the key's own they are looked at when all of
+    those are predicted above ``escape_slo_fraction``. ``choices`` is how many of the key's candidates count as full
+    ones (2: the pair; 1: ring 1 alone; 3 and 4 add the next different instance of each ring).
+    ``select`` replaces the rule: ``cache_first`` is the published one, the higher hit unless it threatens the SLO.
+    ``unknown_after_ms`` is the age from which a state is unknown and the decision DEGRADED.
     """
 
     affinity_slo_fraction: float = 0.9
-    escape_slo_fraction: float = 0.7
+    escape_slo_fraction: float = 0.2
+    work_weight: float = 4.0
     looks: int = 4
     select: Select = "dualmap"
     escape: bool = True
@@ -222,10 +227,37 @@ def _by_cache(
     return fastest, Reason.SLO_THREAT
 
 
+def _by_work(
+    usable: list[Candidate], slo_s: float, block_tokens: int, options: ChooseOptions
+) -> tuple[Candidate, Reason]:
+    """Least prediction plus weighted own work among those that keep the SLO; none does: the least prediction."""
+    limit = options.affinity_slo_fraction * slo_s
+    weight = options.work_weight
+    chosen = None
+    least = 0.0
+    for candidate in usable:
+        if candidate.predicted_ttft_s <= limit:
+            score = candidate.predicted_ttft_s + weight * candidate.prefill_s
+            if chosen is None or score < least:
+                chosen, least = candidate, score
+    if chosen is None:
+        return min(usable, key=_prediction), Reason.ESCAPE_STAYED
+    hits = [candidate.hit_tokens for candidate in usable]
+    best_hit = max(hits)
+    if chosen.hit_tokens >= best_hit - block_tokens:
+        return chosen, Reason.CACHE_HIT if min(hits) < best_hit - block_tokens else Reason.LESS_LOADED
+    for candidate in usable:
+        if candidate.hit_tokens == best_hit and candidate.predicted_ttft_s > limit:
+            return chosen, Reason.SLO_THREAT
+    return chosen, Reason.LESS_LOADED
+
+
 def _select(
     usable: list[Candidate], slo_s: float, block_tokens: int, options: ChooseOptions
 ) -> tuple[Candidate, Reason]:
     if options.select == "dualmap":
+        return _by_work(usable, slo_s, block_tokens, options)
+    if options.select == "cache_first":
         return _by_cache(usable, slo_s, block_tokens, options)
     if options.select == "cache":
         return max(usable, key=lambda candidate: candidate.hit_tokens), Reason.CACHE_HIT
@@ -300,7 +332,7 @@ def choose(
         usable = [candidate for candidate in found if candidate.admitting]
     if not usable:
         raise Overloaded(_retry_ms(found, views), "none of the instances looked at admits new work")
-    if escaped:
+    if escaped and options.select != "dualmap":
         chosen, reason = min(usable, key=_prediction), Reason.ESCAPE_STAYED
     else:
         chosen, reason = _select(usable, slo_s, query.chain.block_tokens, options)

@@ -9,8 +9,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
+
+from xxhash import xxh3_64_intdigest
 
 from dualmap.core.errors import Overloaded
 from dualmap.core.load import BUCKET_LIMITS, priority_class
@@ -32,6 +34,11 @@ class WaitingRequest:
     hit_tokens: int = 0
     prefill_s: float = 0.0
     hashes: Sequence[int] = ()
+    lot: float = field(init=False)
+    """Fixed by the id, in (0, 1]: who gives way is drawn with it, alike at every holder."""
+
+    def __post_init__(self) -> None:
+        self.lot = (xxh3_64_intdigest(self.request_id.encode()) % 1_000_003 + 1) / 1_000_003
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -180,12 +187,12 @@ class WaitingQueue:
             return None
         if self.policy is not QueuePolicy.SLO:
             return self._live[0][0][3]
-        aged = self._aged_turn(now_ms)
-        if aged is not None:
-            return aged
         self._refresh(now_ms, rest_s)
         if not self._plan and self._dirty:
             self._compute(now_ms, rest_s)
+        aged = self._aged_turn(now_ms, rest_s)
+        if aged is not None:
+            return aged
         while self._plan:
             request = self._plan[0]
             if self._waits(request):
@@ -330,7 +337,8 @@ class WaitingQueue:
         jobs = [[(item[0] / 1_000, item[3].prefill_s) for item in kept] for kept in classes]
         self._plan.clear()
         self._dropped = []
-        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s), strict=True):
+        lots = [[item[3].lot for item in kept] for kept in classes] if self.options.even_drops else None
+        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s, lots), strict=True):
             self._plan.extend([kept[position][3] for position in kept_at])
             for position in dropped_at:
                 _, _, sequence, request = kept[position]
@@ -368,12 +376,19 @@ class WaitingQueue:
                 return live[0][3]
         return None
 
-    def _aged_turn(self, now_ms: float) -> WaitingRequest | None:
-        """The oldest given up, when its turn among the feasible has come."""
+    def _aged_turn(self, now_ms: float, rest_s: float) -> WaitingRequest | None:
+        """The oldest given up, when its turn among the feasible has come and none of them misses for it."""
         if not self._late or self._since_aged + 1 < self.options.aged_every:
             return None
         request = self._late[0][3]
-        return request if now_ms - request.submitted_ms >= self.options.aged_after_ms else None
+        if now_ms - request.submitted_ms < self.options.aged_after_ms:
+            return None
+        clock = now_ms / 1_000 + rest_s + request.prefill_s
+        for planned in self._plan:
+            clock += planned.prefill_s
+            if clock > planned.deadline_ms / 1_000:
+                return None
+        return request
 
 
 def _fill(table: list[float], base: int, live: list[_Item], limits: list[float]) -> None:

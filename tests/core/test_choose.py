@@ -19,6 +19,8 @@ from tests.core.pool import BLOCK, NOW_MS, Pool, chain, run_of
 
 HASHES = run_of(7, 20)
 KEY = HASHES[0]
+PUBLISHED = ChooseOptions(select="cache_first", escape_slo_fraction=0.7)
+"""The published rule: the higher hit up to 0.9 x SLO, others looked at above 0.7."""
 
 
 def test_the_longer_hit_wins_while_it_keeps_the_slo() -> None:
@@ -28,7 +30,7 @@ def test_the_longer_hit_wins_while_it_keeps_the_slo() -> None:
     pool.warm(second, HASHES[:10])
     pool.busy(3.0, second)
 
-    decision = pool.choose(HASHES)
+    decision = pool.choose(HASHES, PUBLISHED)
 
     assert (decision.chosen.instance_id, decision.reason) == (second, Reason.CACHE_HIT)
     assert decision.chosen.hit_tokens == 10 * BLOCK
@@ -44,7 +46,7 @@ def test_a_threatened_slo_sends_it_to_the_lower_prediction() -> None:
     pool.warm(second, HASHES[:10])
     pool.busy(4.5, second)
 
-    decision = pool.choose(HASHES)
+    decision = pool.choose(HASHES, PUBLISHED)
 
     assert (decision.chosen.instance_id, decision.reason) == (first, Reason.SLO_THREAT)
 
@@ -58,10 +60,46 @@ def test_equal_within_one_block_is_equal(lead: int, reason: Reason) -> None:
     pool.warm(second, HASHES[:4])
     pool.busy(1.0, first)
 
-    decision = pool.choose(HASHES)
+    decision = pool.choose(HASHES, PUBLISHED)
 
     assert decision.reason == reason
     assert decision.chosen.instance_id == (second if reason is Reason.LESS_LOADED else first)
+
+
+@pytest.mark.parametrize(("wait_s", "warm_wins"), [(0.9, True), (1.1, False)])
+def test_a_second_saved_outweighs_four_waited(wait_s: float, warm_wins: bool) -> None:
+    """Work counts five times, once in the prediction: 0.2048 s saved is worth 1.024 s of waiting."""
+    pool = Pool(8)
+    first, second = pool.pair(KEY)
+    pool.warm(second, HASHES[:10])
+    pool.busy(wait_s, second)
+
+    assert pool.choose(HASHES).chosen.instance_id == (second if warm_wins else first)
+
+
+def test_beyond_the_slo_work_weighs_nothing() -> None:
+    """Nobody keeps 0.9 x SLO: the first to answer is taken; a warm one that misses gives way to one that keeps."""
+    pool = Pool(8)
+    first, second = pool.pair(KEY)
+    pool.busy(4.6, *pool.views)
+    pool.warm(second, HASHES)
+    pool.busy(5.5, second)
+    assert pool.choose(HASHES).chosen.instance_id != second
+
+    pool.busy(1.0, first)
+    decision = pool.choose(HASHES)
+    assert (decision.chosen.instance_id, decision.reason) == (first, Reason.SLO_THREAT)
+
+
+def test_others_than_the_pair_are_looked_at_only_when_both_wait() -> None:
+    """Below 0.2 x SLO on one of the pair two looks are enough."""
+    pool = Pool(8)
+    first, second = pool.pair(KEY)
+    pool.busy(2.0, first)
+    assert len(pool.choose(HASHES).candidates) == 2
+
+    pool.busy(2.0, second)
+    assert pool.choose(HASHES).reason is Reason.ESCAPE
 
 
 def test_new_prefixes_balance_over_both_rings() -> None:
@@ -84,7 +122,7 @@ def test_both_over_the_escape_limit_look_at_two_more() -> None:
     pool.busy(3.6, first, second)
     pool.busy(0.2, third)
 
-    decision = pool.choose(HASHES)
+    decision = pool.choose(HASHES, PUBLISHED)
 
     assert (decision.chosen.instance_id, decision.reason) == (fourth, Reason.ESCAPE)
     assert [c.role for c in decision.candidates] == ["pair_1", "pair_2", "escape_1", "escape_2"]
@@ -98,7 +136,7 @@ def test_an_escape_may_stay_in_the_pair() -> None:
     pool.busy(4.0, *pool.views)
     pool.warm(second, HASHES)
 
-    decision = pool.choose(HASHES)
+    decision = pool.choose(HASHES, PUBLISHED)
 
     assert (decision.chosen.instance_id, decision.reason) == (second, Reason.ESCAPE_STAYED)
     assert decision.backup is not None
@@ -110,11 +148,11 @@ def test_one_candidate_below_the_limit_is_no_escape() -> None:
     pool = Pool(8)
     first, second = pool.pair(KEY)
     pool.busy(4.0, first)
-    assert len(pool.choose(HASHES).candidates) == 2
+    assert len(pool.choose(HASHES, PUBLISHED).candidates) == 2
 
     pool.busy(4.0, second)
-    assert len(pool.choose(HASHES).candidates) == 4
-    assert len(pool.choose(HASHES, ChooseOptions(escape=False)).candidates) == 2
+    assert len(pool.choose(HASHES, PUBLISHED).candidates) == 4
+    assert len(pool.choose(HASHES, replace(PUBLISHED, escape=False)).candidates) == 2
 
 
 def test_in_a_grace_period_the_previous_pair_is_a_full_candidate() -> None:
@@ -195,7 +233,7 @@ def test_who_does_not_admit_is_avoided() -> None:
     pool.load(first, admitting=False)
     pool.busy(2.0, second)
 
-    assert pool.choose(HASHES).chosen.instance_id == second
+    assert pool.choose(HASHES, PUBLISHED).chosen.instance_id == second
 
 
 def test_a_full_pair_looks_further_before_it_gives_up() -> None:
@@ -334,10 +372,10 @@ def test_a_callers_last_block_may_reach_beyond_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("select", "expected"), [("cache", "warm"), ("load", "cold"), ("min_ttft", "cold"), ("dualmap", "warm")]
+    ("select", "expected"), [("cache", "warm"), ("load", "cold"), ("min_ttft", "cold"), ("cache_first", "warm")]
 )
 def test_ablations_replace_the_rule_inside_the_pair(select: str, expected: str) -> None:
-    """Cache only, load only, lowest prediction only, and ours."""
+    """Cache only, load only, lowest prediction only, and the published one."""
     pool = Pool(8)
     first, second = pool.pair(KEY)
     pool.warm(second, HASHES[:10])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dualmap.core.engine_model import EngineModel, EngineOptions, FirstToken
 from dualmap.core.feed import FeedRule
 from dualmap.core.load import predict_ttft_s, priority_class, slack_bucket
+from dualmap.core.queue_order import OrderOptions
 from dualmap.core.state import LoadReport, PrefillCost, QueuePolicy
 from dualmap.core.waiting import WaitingQueue, WaitingRequest
 from tests.core.pool import BLOCK, run_of
@@ -22,7 +23,8 @@ class _Instance:
     """An agent in small: a queue before an engine, fed on first token."""
 
     def __init__(self, policy: QueuePolicy) -> None:
-        self.queue = WaitingQueue(policy)
+        # The largest set is kept only where the longest gives way.
+        self.queue = WaitingQueue(policy, options=OrderOptions(even_drops=False))
         self.engine = EngineModel(OPTIONS)
         self.rule = FeedRule(block_tokens=BLOCK)
         self.staged: dict[str, int] = {}

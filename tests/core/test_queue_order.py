@@ -15,6 +15,14 @@ def test_the_longest_job_gives_way() -> None:
     assert feasible([(2.0, 1.0), (4.0, 5.0), (5.0, 1.0), (6.0, 1.0)], 0.0) == ([0, 2, 3], [1], 3.0)
 
 
+def test_with_lots_length_alone_does_not_decide_who_gives_way() -> None:
+    """The highest cost x lot gives way, and more than one where the first frees too little."""
+    jobs = [(2.0, 1.0), (4.0, 2.0), (5.0, 3.0)]
+    assert feasible(jobs, 0.0, [1.0, 1.0, 0.1]) == ([0, 2], [1], 4.0)
+    assert feasible(jobs, 0.0, [1.0, 1.0, 1.0]) == ([0, 1], [2], 3.0)
+    assert feasible([(2.0, 1.0), (3.0, 1.0), (4.0, 4.0)], 0.0, [1.0, 0.9, 0.1]) == ([2], [0, 1], 4.0)
+
+
 def test_a_higher_class_leaves_only_its_spare_time() -> None:
     """The lower class gets what is left; it never costs the higher one a place."""
     assert feasible_by_class([[(10.0, 3.0)], [(4.0, 2.0), (5.0, 2.0)]], 0.0) == [([0], []), ([1], [0])]

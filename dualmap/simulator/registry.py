@@ -1,0 +1,28 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dualmap.simulator.policies.cache_affinity import CacheAffinity
+from dualmap.simulator.policies.ceiling_central import CeilingCentral
+from dualmap.simulator.policies.ceiling_shared_cache import CeilingSharedCache
+from dualmap.simulator.policies.dualmap import DualMap
+from dualmap.simulator.policies.dualmap_released import DualMapReleased
+from dualmap.simulator.policies.least_loaded import LeastLoaded
+from dualmap.simulator.policies.min_ttft import MinTtft
+from dualmap.simulator.policies.placing import Policy
+from dualmap.simulator.policies.preble import Preble
+from dualmap.simulator.policies.round_robin import RoundRobin
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "dualmap": DualMap,
+    "dualmap_released": DualMapReleased,
+    "cache_affinity": CacheAffinity,
+    "least_loaded": LeastLoaded,
+    "min_ttft": MinTtft,
+    "preble": Preble,
+    "round_robin": RoundRobin,
+    "ceiling_central": CeilingCentral,
+    "ceiling_shared_cache": CeilingSharedCache,
+}
