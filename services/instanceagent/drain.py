@@ -30,6 +30,8 @@ class Drainer:
             self._refused_ms.clear()
             return
         now_ms = self._instance.now_ms
+        waiting = self._instance.held.waiting
+        self._refused_ms = {key: at_ms for key, at_ms in self._refused_ms.items() if key in waiting}
         due = [
             request
             for request in self._instance.ordered()

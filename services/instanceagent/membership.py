@@ -126,6 +126,7 @@ class Membership:
             _renew(Renew(self._agent.facts.agent_epoch, renewals, self._follower.epoch))
         )
         self.lease_ms = renewed.lease_ms or self.lease_ms
+        self._follower.heard_of(renewed.ring_epoch)
         for instance_id, state in zip(joined, renewed.states, strict=False):
             self.told(self._agent.instances[instance_id], state)
 

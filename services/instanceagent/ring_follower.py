@@ -36,6 +36,8 @@ class RingFollower:
         self._adopted = adopted
         self._component = component
         self._clock = clock
+        self._behind = asyncio.Event()
+        self._suspected_epoch = 0
 
     @property
     def epoch(self) -> int:
@@ -49,17 +51,28 @@ class RingFollower:
             self._adopted(ring)
         self._component.ok()
 
+    def heard_of(self, epoch: int) -> None:
+        """A ring manager spoke of this epoch. Behind it at two such words running: the watch is stuck, open another."""
+        if epoch <= self.epoch:
+            self._suspected_epoch = 0
+        elif self._suspected_epoch:
+            self._behind.set()
+        else:
+            self._suspected_epoch = epoch
+
     async def run(self, stop: asyncio.Event) -> None:
         """Follow until ``stop``."""
         while not stop.is_set():
-            watch = asyncio.ensure_future(self._watch())
-            stopped = asyncio.ensure_future(stop.wait())
+            self._behind.clear()
+            waits = [asyncio.ensure_future(wait) for wait in (self._watch(), stop.wait(), self._behind.wait())]
             try:
-                await asyncio.wait({watch, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                watch.cancel()
-                stopped.cancel()
-                await asyncio.gather(watch, stopped, return_exceptions=True)
+                for wait in waits:
+                    wait.cancel()
+                ends = await asyncio.gather(*waits, return_exceptions=True)
+            if isinstance(ends[0], Exception):
+                raise ends[0]
             await self._clock.wait(stop, AGAIN_S)
 
     async def _watch(self) -> None:

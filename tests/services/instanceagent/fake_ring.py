@@ -24,6 +24,7 @@ class FakeRing(ring_pb2_grpc.RingManagerServicer):
         self.left: list[str] = []
         self.drained: list[str] = []
         self.port = 0
+        self.stuck_watches = False
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
 
@@ -106,7 +107,7 @@ class FakeRing(ring_pb2_grpc.RingManagerServicer):
         known = request.known_epoch
         while True:
             changed = self._changed
-            if self.epoch > known:
+            if self.epoch > known and not (self.stuck_watches and known > request.known_epoch):
                 known = self.epoch
                 yield ring_pb2.WatchRingResponse(ring_epoch=known, ring=ring_to_message(self.snapshot()))
             await changed.wait()

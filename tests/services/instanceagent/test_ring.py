@@ -129,3 +129,13 @@ async def test_new_ring_parameters_begin_a_new_life_of_the_index() -> None:
         assert len(state.kv) == 0
         assert await submit(built.stub("a"), submission("r2")).end() is grpc.StatusCode.OK
         assert len(state.kv) == 4
+
+
+async def test_a_watch_that_is_stuck_is_opened_anew() -> None:
+    """Renew speaks of a newer ring than the watch brought: another watch brings it, well before the silence is over."""
+    async with cluster("a") as built:
+        built.ring.stuck_watches = True
+        for weight in (2.0, 3.0):
+            built.ring.set("b/0", grpc_address="127.0.0.1:1", weight=weight)
+        epoch = built.ring.epoch
+        await until(lambda: built.agents["a"].agent.ring.epoch >= epoch, "the newer ring")  # type: ignore[union-attr]
