@@ -10,7 +10,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --stri
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
-.PHONY: help demo up test check proto proto-check bench lock clean
+.PHONY: help demo up test check proto proto-check metrics compose-test bench lock clean
 
 help:
 	@echo "make demo    see DualMap work, in one terminal"
@@ -18,6 +18,8 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, format, types, import rules, protos"
 	@echo "make proto   regenerate dualmap/v1 from protos/"
+	@echo "make metrics regenerate docs/metrics.md from the code"
+	@echo "make compose-test  bring docker-compose.yml up, load it, break it, take it down"
 	@echo "make bench   measure and compare"
 	@echo "make lock    pin every dependency anew"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -66,6 +68,13 @@ proto-check: $(STAMP)
 	if diff -r -q -x __init__.py -x __pycache__ $$fresh/dualmap/v1 dualmap/v1; \
 	then echo "dualmap/v1 is what protos/ generate."; \
 	else echo "dualmap/v1 differs from protos/: run 'make proto' and commit." >&2; exit 1; fi
+
+metrics: $(STAMP)
+	$(BIN)/python -m tests.deploy.metrics_page
+
+# Needs a Docker engine with Compose; ends within 8 minutes.
+compose-test: $(STAMP)
+	@$(BIN)/python -m tests.compose
 
 bench: $(STAMP)
 	$(BIN)/dualmap bench
