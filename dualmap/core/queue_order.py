@@ -6,6 +6,10 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
+_LOTS = 1_000_003
+
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions:
@@ -24,6 +28,11 @@ class OrderOptions:
     aged_after_ms: float = 15_000.0
     aged_every: int = 8
     even_drops: bool = True
+
+
+def lot_of(request_id: str) -> float:
+    """A request's lot, in (0, 1]: fixed by its id, so alike at every holder."""
+    return (xxh3_64_intdigest(request_id.encode()) % _LOTS + 1) / _LOTS
 
 
 def feasible(

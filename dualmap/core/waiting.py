@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from xxhash import xxh3_64_intdigest
-
 from dualmap.core.errors import Overloaded
 from dualmap.core.load import BUCKET_LIMITS, priority_class
-from dualmap.core.queue_order import OrderOptions, feasible_by_class, fifo_rank, hit_first_rank, rest_rank
+from dualmap.core.queue_order import OrderOptions, feasible_by_class, fifo_rank, hit_first_rank, lot_of, rest_rank
 from dualmap.core.state import PRIORITY_CLASSES, SLACK_BUCKETS, QueuePolicy
 
 
@@ -38,7 +36,7 @@ class WaitingRequest:
     """Fixed by the id, in (0, 1]: who gives way is drawn with it, alike at every holder."""
 
     def __post_init__(self) -> None:
-        self.lot = (xxh3_64_intdigest(self.request_id.encode()) % 1_000_003 + 1) / 1_000_003
+        self.lot = lot_of(self.request_id)
 
     @property
     def identity(self) -> tuple[str, int]:

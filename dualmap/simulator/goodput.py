@@ -65,7 +65,9 @@ def measure_at(workload_name: str, trial: Trial, rate: float, seed: int) -> Meas
     return measure(run_at(workload_name, trial, rate, seed), _LOADED[workload_name][0].warmup)
 
 
-def goodput(workload_name: str, trial: Trial, target: float, fair: bool, start: float, seed: int) -> float:
+def goodput(  # noqa: PLR0917 - one row of a table
+    workload_name: str, trial: Trial, target: float, fair: bool, start: float, seed: int
+) -> float:
     """Highest rate, requests a second, with at least ``target`` in time (``fair``: in every quartile), to 1 %.
 
     ``start`` is a first guess. Attainment is taken to fall with the rate; 0 where no rate within a factor of 64 below

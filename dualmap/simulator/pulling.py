@@ -55,18 +55,18 @@ class Offers:
                 entries.append(self._bindable(request, instance, holder, cost_s))
         if not entries:
             return None
-        for waiting in instance.queue:
-            entries.append(
-                Bindable(
-                    waiting.request_id,
-                    waiting.attempt,
-                    waiting.deadline_ms,
-                    waiting.submitted_ms,
-                    waiting.miss_tokens,
-                    waiting.prefill_s,
-                    waiting.prefill_s,
-                )
+        entries += [
+            Bindable(
+                waiting.request_id,
+                waiting.attempt,
+                waiting.deadline_ms,
+                waiting.submitted_ms,
+                waiting.miss_tokens,
+                waiting.prefill_s,
+                waiting.prefill_s,
             )
+            for waiting in instance.queue
+        ]
         best = choose_next(entries, self._options, now_s * 1_000, room_tokens, rest_s)
         return None if best is None or best.holder is None else offered[best.request_id]
 

@@ -24,8 +24,9 @@ def moves_of(
         if not instance.alive or not len(instance.queue):
             continue
         stalled_ms = instance.stalled_ms(now_s)
-        in_need = stalled_ms > 0 or instance.queue.given_up(now_s * 1_000, instance.rest_s(now_s))
-        if in_need:
+        given_up = instance.queue.given_up(now_s * 1_000, instance.rest_s(now_s))
+        # Who has missed already meets nowhere: moving it saves nobody.
+        if stalled_ms > 0 or any(waiting.deadline_ms > now_s * 1_000 for waiting in given_up):
             sources.append(_picture(instance, stalled_ms, now_s))
     return plan(sources, views, picture, options.rebalance, now_s * 1_000) if sources else []
 

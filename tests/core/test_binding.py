@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dualmap.core.binding import Bindable, BindingOptions, choose_next, in_time, score_s
 
-OPTIONS = BindingOptions()
+OPTIONS = BindingOptions(rule="score")
+SPARE = BindingOptions()
 ROOM = 100_000
 
 
@@ -53,7 +54,7 @@ def test_the_feasible_set_goes_before_all_others() -> None:
         "a",
         "b",
     ]
-    each = BindingOptions(feasible="each")
+    each = BindingOptions(rule="score", feasible="each")
     assert _next(lost, long, _entry("a", 2_600), _entry("b", 3_000), options=each) == "long"
 
 
@@ -78,22 +79,35 @@ def test_bounds_of_room_and_extra_work() -> None:
     """What does not fit waits; an offer above the bound of extra work is left alone."""
     assert _next(_entry("a"), room=999) is None
     wasteful = _entry("offer", 2_000, prefill_s=1.0, best_s=0.0, holder="b")
-    assert _next(wasteful, options=BindingOptions(max_extra_s=0.5)) is None
+    assert _next(wasteful, options=BindingOptions(rule="score", max_extra_s=0.5)) is None
     assert _next(wasteful) == "offer"
+
+
+def test_an_offer_is_taken_only_where_no_own_one_misses_for_it() -> None:
+    """Spare time is given away, nobody's deadline is."""
+    offer = _entry("offer", 2_000, holder="b")
+
+    assert _next(_entry("own", 4_000), offer, options=SPARE) == "offer"
+    assert _next(_entry("own", 1_900), offer, options=SPARE) == "own"
+    assert _next(_entry("own", 1_900), _entry("other", 2_900), _entry("offer", 2_950, holder="b"), options=SPARE) == "own"
+    assert _next(_entry("offer", 900, holder="b"), options=SPARE) is None
 
 
 @given(
     st.lists(
         st.tuples(st.integers(-100, 9_000), st.floats(0, 3), st.floats(0, 3), st.booleans()), min_size=1, max_size=12
-    )
+    ),
+    st.sampled_from((OPTIONS, SPARE)),
 )
-def test_an_own_request_always_leaves_something_to_run(rows: list[tuple[int, float, float, bool]]) -> None:
+def test_an_own_request_always_leaves_something_to_run(
+    rows: list[tuple[int, float, float, bool]], options: BindingOptions
+) -> None:
     """With anything of its own waiting an instance with room never idles; an offer taken is one that meets."""
     entries = [
         Bindable(str(n), 1, float(d), 0.0, 10, cost, best, holder="b" if offered else None)
         for n, (d, cost, best, offered) in enumerate(rows)
     ]
-    chosen = choose_next(entries, OPTIONS, 0.0, ROOM)
+    chosen = choose_next(entries, options, 0.0, ROOM)
 
     if any(entry.holder is None for entry in entries):
         assert chosen is not None

@@ -1,5 +1,7 @@
-"""DualMap as built: core's `choose`. The pair of the adaptive key; the higher hit unless it threatens the SLO; a bounded
-escape; the rebalancer and the pull work on what waits. Parts are switched off by options of the run.
+"""DualMap as built: core's `choose`.
+
+The pair of the adaptive key and two looks beyond it; the least prediction plus weighted own work among those that keep
+the SLO; rebalancer and pull work on what waits. Parts are switched off by options of the run.
 """
 
 from __future__ import annotations

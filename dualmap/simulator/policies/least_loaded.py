@@ -1,4 +1,4 @@
-"""Least loaded: the least sum of full input tokens not yet past their first token; ties at random. Caches are ignored."""
+"""Least loaded: the least sum of full input tokens not yet past their first token; ties at random, caches ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Min TTFT (Mooncake's scheduler): the least predicted time to first token over all n instances; ties to the higher hit."""
+"""Min TTFT (Mooncake's scheduler): the least predicted time to first token over all n; ties to the higher hit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Preble (E2): exploit when the longest cached prefix is longer than the new part, at the cheapest of its holders;
-else explore: the least windowed cost over all instances.
+"""Preble (E2): exploit when the longest cached prefix is longer than the new part, at the cheapest of its holders.
+
+Else explore: the least windowed cost over all instances.
 
 Parameters: ``WINDOW_S`` 180: how long placed work counts. ``DECODE_S_PER_TOKEN``: what an output token adds to a cost
 (decodes share their batch). ``EVICTION_WEIGHT``: share of the displaced tokens' prefill cost that a full cache adds.
