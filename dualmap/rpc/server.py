@@ -34,6 +34,7 @@ Registration = Callable[[S, Any], None]
 _HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 # Half of the clients' 60 s: a ping that comes early by jitter is not punished.
 _LEAST_PING_INTERVAL_MS = 30_000
+_LEAST_PENDING = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,9 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
+        # Of a burst beyond 1,000 gRPC cancels at random, without a word: what we refuse is RESOURCE_EXHAUSTED.
+        ("grpc.server.max_pending_requests", max(_LEAST_PENDING, settings.max_concurrent_rpcs)),
+        ("grpc.server.max_pending_requests_hard_limit", max(_LEAST_PENDING, settings.max_concurrent_rpcs)),
     ]
 
 

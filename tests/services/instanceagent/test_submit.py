@@ -253,3 +253,12 @@ async def test_ranks_of_one_agent_are_apart() -> None:
         other = submit(stub, submission("r2", instance_id="a/0"))
         assert await other.end() is grpc.StatusCode.OK
         assert other.first("first_token").hit_tokens == 0
+
+
+async def test_a_burst_is_queued_whole() -> None:
+    """Two thousand in the same instant: each is served, none is dropped on the way in."""
+    async with cluster("a", engine={"prefill_ms": 0.1, "prefill_us_per_token": 0.1, "output_tokens": 1}) as built:
+        stub = built.stub("a")
+        clients = [submit(stub, submission(f"r{i}", seed=i % 10)) for i in range(2_000)]
+        for client in clients:
+            assert await client.end(60) is grpc.StatusCode.OK
