@@ -23,11 +23,12 @@ RUN site=$(/opt/dualmap/bin/python -c 'import sysconfig; print(sysconfig.get_pat
 
 FROM ${BASE_IMAGE}
 RUN groupadd --system --gid 10001 dualmap \
- && useradd --system --uid 10001 --gid dualmap --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin dualmap
+ && useradd --system --uid 10001 --gid dualmap --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin dualmap \
+ && install -d -o dualmap -g dualmap /var/lib/dualmap
 COPY --from=build /opt/dualmap /opt/dualmap
 ENV PATH=/opt/dualmap/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER dualmap
 WORKDIR /tmp
 # Asks the gRPC health service at DUALMAP_SERVER__PORT: ready, not merely alive.
-HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["python", "-m", "dualmap.cli.probe"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=4 CMD ["python", "-m", "dualmap.cli.probe"]
 CMD ["dualmap", "--help"]

@@ -18,10 +18,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from opentelemetry.instrumentation.grpc import aio_server_interceptor, filters, server_interceptor
+from opentelemetry.instrumentation.grpc import aio_server_interceptor, server_interceptor
 
 from dualmap.rpc.health import AioHealthServicer, SyncHealthServicer
 from dualmap.rpc.interceptors import Handler, RpcMetrics, wrap_handlers
+from dualmap.rpc.traced_calls import traced
 from dualmap.runtime.health import Health
 from dualmap.runtime.lifetime import StartError
 from dualmap.runtime.settings import ServerSettings
@@ -57,9 +58,7 @@ class AioServer:
         self._metrics = parts.metrics
         interceptors = []
         if parts.telemetry.enabled:
-            interceptors.append(
-                aio_server_interceptor(parts.telemetry.provider, filters.negate(filters.health_check()))
-            )
+            interceptors.append(aio_server_interceptor(parts.telemetry.provider, traced))
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=server_options(settings),
@@ -103,7 +102,7 @@ class SyncServer:
         self._metrics = parts.metrics
         interceptors = []
         if parts.telemetry.enabled:
-            interceptors.append(server_interceptor(parts.telemetry.provider, filters.negate(filters.health_check())))
+            interceptors.append(server_interceptor(parts.telemetry.provider, traced))
         if isinstance(threads, int):
             threads = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._pool = threads

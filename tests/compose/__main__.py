@@ -135,7 +135,10 @@ def _figures(output: str) -> Figures:
 
 def _served(figures: Figures) -> str:
     if figures["failed"] or figures["shed"] or figures["done"] != figures["requests"]:
-        raise Failed(f"{figures['failed']} failed, {figures['shed']} shed: {figures['errors']}")
+        raise Failed(
+            f"{figures['failed']} failed ({figures['begun_and_broken']} in mid-answer), {figures['shed']} shed, "
+            f"sends late by {figures['send_lag_p99_ms']:.0f} ms (p99): {figures['errors']}"
+        )
     return (
         f"0 failed, attainment {figures['attainment']:.3f}, hit rate {figures['hit_rate']:.3f}, "
         f"{figures['migrations']} migrations, Route p50 {figures['route_p50_ms']:.2f} ms"
