@@ -18,18 +18,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dualmap.cli.local_cluster import LocalCluster, LocalOptions
+from dualmap.cli.processes import StartError
 from dualmap.cli.replay_report import Outcome, ReplayFacts, ReplayReport
 from dualmap.cli.replay_sender import DualMapSender, Pace, RoundRobinSender, Sender, send_all
 from dualmap.client import Address, ClientOptions, DualMapClient
 from dualmap.core.errors import InvalidRequest
+from dualmap.rpc.health_calls import wait_serving
 from dualmap.runtime.telemetry import Telemetry, start_telemetry
 from dualmap.simulator.arrivals import capacity_bound, own_arrivals, poisson_arrivals
 from dualmap.simulator.trace import OverLong, TraceError, TraceRequest, read_trace
 
 Policy = Literal["dualmap", "round_robin"]
 
-DRAIN_TIMEOUT_S = 120.0
-"""Trace seconds that a request may take beyond its longest wait."""
+REQUEST_TIMEOUT_S = 900.0
+"""Trace seconds one request may take, second routes after a full queue included: far beyond any that is served."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Wall seconds a running cluster's routers get to say that they serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,7 @@ class ReplayOptions:
     @property
     def pace(self) -> Pace:
         """Pace of the sends; ids are new in each run so that no router takes them for repetitions."""
-        timeout_s = self.local.max_wait_s + DRAIN_TIMEOUT_S
-        return Pace(self.local.speed, timeout_s, f"replay-{time.time_ns():x}")
+        return Pace(self.local.speed, REQUEST_TIMEOUT_S, f"replay-{time.time_ns():x}")
 
 
 def replay(  # noqa: PLR0917  (each is an option of the command)
@@ -132,7 +136,10 @@ async def replay_on(
 async def replay_at(
     requests: Sequence[TraceRequest], options: ReplayOptions, routers: Sequence[str], console: Console
 ) -> ReplayReport:
-    """Replay on a cluster that runs elsewhere."""
+    """Replay on a cluster that runs elsewhere. Raises StartError when none of its routers serves."""
+    waits = [wait_serving(router, ANSWER_TIMEOUT_S) for router in routers]
+    if all(await asyncio.gather(*waits, return_exceptions=True)):
+        raise StartError(f"--routers: none of {', '.join(routers) or 'no address'} serves")
     telemetry = start_telemetry("client")
     try:
         async with _client(routers, options, telemetry) as client:
