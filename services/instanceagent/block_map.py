@@ -126,6 +126,11 @@ class BlockMap:
         """Engine blocks whose parent is not known yet."""
         return len(self._orphans)
 
+    def tier_of(self, block_hash: int) -> int:
+        """Tier of a routing block as last told, 0: not held."""
+        entry = self._entries.get(block_hash)
+        return entry.shown if entry is not None else 0
+
     def apply(self, events: Sequence[KvEvent], now_s: float) -> list[KvChange]:
         """Events of one batch in order; gives what changed. O(tokens stored + blocks removed)."""
         changes: list[KvChange] = []
