@@ -27,7 +27,7 @@ ACCEPT_WITHIN_S = 0.2
 SILENCE_S = 3.0
 """Silence that counts as death (design: hand-over 4)."""
 
-AT_ONCE = 64
+AT_ONCE = 16
 """Accepts opened at a time: more would spend their 200 ms waiting for each other."""
 
 RETRY_MS = 100
