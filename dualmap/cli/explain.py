@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +25,7 @@ from dualmap.cli.prompt_options import (
     TokensFileOption,
     TokensOption,
 )
+from dualmap.core.choose import Candidate
 from dualmap.rpc.convert_operator import Explanation
 from dualmap.rpc.operator_calls import RouterOperatorCalls
 from dualmap.rpc.route_calls import CallFailed
@@ -32,8 +34,18 @@ from dualmap.rpc.route_values import Request
 Ask = Callable[[RouterOperatorCalls], Awaitable[Explanation]]
 Answers = dict[str, Explanation | CallFailed]
 
-_COLUMNS = ("hit", "of it booked", "miss", "work ahead s", "of it booked s", "prefill s", "TTFT ms", "state age ms")
-"""The numbers of a candidate; hit and miss are tokens."""
+_ROWS: tuple[tuple[str, Callable[[Candidate], str]], ...] = (
+    ("role", lambda one: one.role),
+    ("hit, tokens", lambda one: str(one.hit_tokens)),
+    ("  of it only booked", lambda one: str(one.hit_tokens - one.indexed_hit_tokens)),
+    ("miss, tokens", lambda one: str(one.miss_tokens)),
+    ("work ahead, s", lambda one: f"{one.work_ahead_s:.3f}"),
+    ("  of it only booked", lambda one: f"{one.booked_s:.3f}"),
+    ("prefill, s", lambda one: f"{one.prefill_s:.3f}"),
+    ("predicted TTFT, ms", lambda one: f"{one.predicted_ttft_s * 1000:.0f}"),
+    ("state age, ms", lambda one: f"{one.state_age_ms:.0f}" if one.state_age_ms >= 0 else "never heard"),
+    ("admits", lambda one: "yes" if one.admitting else "no: full"),
+)
 
 
 def explain(
@@ -113,44 +125,23 @@ def _show(console: Console, found: dict[str, Explanation]) -> None:
 def _show_one(console: Console, address: str, said: Explanation) -> None:
     what = f"request {said.request_id}, attempt {said.attempt}" if said.request_id else "what if"
     when = f", {said.decided_ago_ms / 1000:.1f} s ago" if said.decided_ago_ms else ""
-    table = Table(
-        title=f"{what}, router {address}{when}",
-        caption=f"{said.reason}: {said.rule}\n{_key(said)}; {said.prompt_tokens} prompt tokens; "
-        f"TTFT SLO {said.ttft_slo_ms:g} ms; ring epoch {said.ring_epoch}",
-        caption_justify="left",
-        title_justify="left",
-    )
-    table.add_column("candidate")
-    table.add_column("role")
-    for name in (
-        "hit",
-        "of it booked",
-        "miss",
-        "work ahead s",
-        "of it booked s",
-        "prefill s",
-        "TTFT ms",
-        "state age ms",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    console.print(f"{what}, router {address}{when}", style="bold", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    table.add_column("", no_wrap=True)
     for candidate in said.candidates:
         chosen = candidate.instance_id == said.chosen
-        table.add_row(
-            candidate.instance_id,
-            candidate.role,
-            str(candidate.hit_tokens),
-            str(candidate.hit_tokens - candidate.indexed_hit_tokens),
-            str(candidate.miss_tokens),
-            f"{candidate.work_ahead_s:.3f}",
-            f"{candidate.booked_s:.3f}",
-            f"{candidate.prefill_s:.3f}",
-            f"{candidate.predicted_ttft_s * 1000:.0f}",
-            f"{candidate.state_age_ms:.0f}" if candidate.state_age_ms >= 0 else "never",
-            "chosen" if chosen else "" if candidate.admitting else "full",
-            style="bold green" if chosen else None,
-        )
+        style = "bold green" if chosen else None
+        table.add_column(f"{candidate.instance_id}{' *' if chosen else ''}", justify="right", style=style)
+    for name, cell in _ROWS:
+        table.add_row(name, *map(cell, said.candidates))
     console.print(table)
+    console.print(f"* {said.chosen or 'nobody'} by {said.reason}: {said.rule}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  {_key(said)}, {said.prompt_tokens} prompt tokens, TTFT SLO {said.ttft_slo_ms:g} ms, "
+        f"ring epoch {said.ring_epoch}\n",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _key(said: Explanation) -> str:

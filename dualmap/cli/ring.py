@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Annotated, TypeVar
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -66,7 +67,11 @@ def splits(
             found = [{**asdict(split), "prefix": f"{split.prefix:016x}"} for split in rows]
             sys.stdout.write(json.dumps({"epoch": ring.epoch, "splits": found}, indent=2) + "\n")
             return
-        table = Table(title=f"split table of pool {ring.pool} at epoch {ring.epoch}", caption=f"{len(rows)} prefixes")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            title=f"split table of pool {ring.pool} at epoch {ring.epoch}",
+            caption=f"{len(rows)} prefixes",
+        )
         table.add_column("prefix")
         table.add_column("depth, blocks", justify="right")
         table.add_column("key goes on to, blocks", justify="right")
@@ -169,37 +174,36 @@ def _said(outcome: DrainOutcome) -> str:
 
 def _show(console: Console, facts: RingFacts, known: dict[str, RingFacts | CallFailed]) -> None:
     ring, parameters = facts.ring, facts.ring.parameters
-    console.print(
-        f"pool {ring.pool}, epoch {ring.epoch}, {len(ring.splits)} splits, "
-        f"default TTFT SLO {ring.default_ttft_slo_ms} ms, last change moved {facts.last_moved_share:.1%} of pairs"
-    )
-    console.print(
-        f"blocks of {parameters.block_tokens} tokens, start depth {parameters.start_depth}, "
-        f"{parameters.virtual_nodes} virtual nodes, seeds {parameters.seed_1} and {parameters.seed_2}, "
-        f"hash version {parameters.hash_version}"
-    )
-    if ring.previous is not None:
-        console.print(
-            f"grace: pairs of epoch {ring.previous.epoch} count {ring.previous.grace_left_ms / 1000:.1f} s more"
-        )
-    roles = {
-        address: "no answer" if isinstance(found, CallFailed) else "leader" if found.leader else "standby"
-        for address, found in known.items()
-    }
-    console.print("ring managers: " + ", ".join(f"{address} ({role})" for address, role in roles.items()))
-    table = Table("instance", "state", "weight", "role", "model", "gRPC", "HTTP", "agent epoch")
+    grace_s = ring.previous.grace_left_ms / 1000 if ring.previous is not None else 0.0
+    managers = ", ".join(f"{address} ({_role(found)})" for address, found in known.items())
+    for name, value in (
+        ("pool", f"{ring.pool}, epoch {ring.epoch}, default TTFT SLO {ring.default_ttft_slo_ms} ms"),
+        ("hashing", f"blocks of {parameters.block_tokens} tokens, hash version {parameters.hash_version}"),
+        ("keys", f"start depth {parameters.start_depth} blocks, {len(ring.splits)} split prefixes"),
+        ("rings", f"{parameters.virtual_nodes} virtual nodes, seeds {parameters.seed_1} and {parameters.seed_2}"),
+        ("last change", f"moved {facts.last_moved_share:.1%} of pairs, grace period {grace_s:.1f} s more"),
+        ("managers", managers),
+    ):
+        console.print(f"{name:12} {value}", highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    for name in ("instance", "state", "weight", "role", "gRPC", "HTTP"):
+        table.add_column(name, overflow="fold")
     for member in sorted(ring.members, key=lambda member: member.instance_id):
         table.add_row(
             member.instance_id,
             member.state.name,
             f"{member.weight:g}",
             member.role,
-            member.model or "-",
             member.grpc_address,
             member.http_address or "-",
-            str(member.agent_epoch),
         )
     console.print(table)
+
+
+def _role(found: RingFacts | CallFailed) -> str:
+    if isinstance(found, CallFailed):
+        return "no answer"
+    return "leader" if found.leader else "standby"
 
 
 def _ring_json(facts: RingFacts, known: dict[str, RingFacts | CallFailed]) -> dict[str, object]:

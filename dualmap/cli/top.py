@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from dualmap.cli.addresses import (
     addresses_of,
 )
 from dualmap.cli.failures import CommandError, failing_plainly, plain
-from dualmap.cli.top_frame import SHOWN_EVENTS, frame
+from dualmap.cli.top_frame import SHOWN_EVENTS, WIDE_COLUMNS, Room, frame
 from dualmap.cli.top_picture import History, Picture
 from dualmap.cli.top_sources import Places, Sample, Sources
 
@@ -61,10 +62,7 @@ def top(
             picture = asyncio.run(_one(places, timeout_s))
             _print(picture, svg)
             return
-        try:
-            asyncio.run(_follow(console, places, interval_s, timeout_s))
-        except KeyboardInterrupt:
-            return
+        asyncio.run(_follow(console, places, interval_s, timeout_s))
 
 
 async def _one(places: Places, timeout_s: float) -> Picture:
@@ -73,14 +71,25 @@ async def _one(places: Places, timeout_s: float) -> Picture:
 
 
 async def _follow(console: Console, places: Places, interval_s: float, timeout_s: float) -> None:
+    """Frames until SIGINT or SIGTERM; the screen is given back either way."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     history = History()
     async with Sources(places, timeout_s) as sources:
         picture = history.take(_checked(await sources.sample()))
-        with Live(frame(picture, _rows_that_fit(console, picture)), console=console, screen=True) as live:
-            while True:
-                await asyncio.sleep(interval_s)
+        with Live(frame(picture, _room(console, picture)), console=console, screen=True, auto_refresh=False) as live:
+            while not await _stopped(stop, interval_s):
                 picture = history.take(await sources.sample())
-                live.update(frame(picture, _rows_that_fit(console, picture)), refresh=True)
+                live.update(frame(picture, _room(console, picture)), refresh=True)
+
+
+async def _stopped(stop: asyncio.Event, within_s: float) -> bool:
+    try:
+        await asyncio.wait_for(stop.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _checked(sample: Sample) -> Sample:
@@ -91,18 +100,21 @@ def _checked(sample: Sample) -> Sample:
     raise CommandError(f"no service answers; {first}" if len(sample.failures) > 1 else first)
 
 
-def _rows_that_fit(console: Console, picture: Picture) -> int:
+def _room(console: Console, picture: Picture) -> Room:
     """Rows of the instance table that leave the rest of the frame on the screen."""
     sample = picture.sample
-    control = len(sample.ring_managers) + len(sample.collectors) + len(sample.rebalancers)
-    others = 2 + 5 + max(control, len(sample.routers)) + 5 + SHOWN_EVENTS + 2
-    return max(3, console.size.height - others)
+    services = (len(sample.routers), len(sample.ring_managers) + len(sample.collectors) + len(sample.rebalancers))
+    wide = console.size.width >= WIDE_COLUMNS
+    beside = max if wide else sum
+    tables = beside((services[0] + 4, services[1] + 4))
+    events = beside((SHOWN_EVENTS + 2, SHOWN_EVENTS + 2))
+    return Room(max(3, console.size.height - 2 - 5 - tables - events), console.size.width)
 
 
 def _print(picture: Picture, svg: Path | None) -> None:
     probe = Console()
     console = Console(record=svg is not None, width=None if probe.is_terminal and svg is None else SVG_COLUMNS)
-    console.print(frame(picture, _MOST_ROWS))
+    console.print(frame(picture, Room(_MOST_ROWS, console.width)))
     if svg is None:
         return
     drawn = console.export_svg(title="dualmap top", unique_id="dualmap-top")

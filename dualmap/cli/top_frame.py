@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rich.columns import Columns
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from dualmap.cli.top_picture import Event, InstanceRow, Picture
 from dualmap.cli.top_sources import Answer
+from dualmap.core.state import LoadReport
 from dualmap.rpc.convert_explain import ViewFacts
 from dualmap.rpc.convert_operator import RingFacts
 from dualmap.rpc.convert_rebalance import RebalancerStatus
@@ -20,6 +22,7 @@ from dualmap.rpc.convert_rebalance import RebalancerStatus
 V = TypeVar("V")
 
 SHOWN_EVENTS = 5
+WIDE_COLUMNS = 120
 
 _BAR_CELLS = 8
 _STATE_STYLES = {
@@ -34,20 +37,43 @@ _WARN_SHARE = 0.5
 """Of the SLO: a backlog beyond it is about to cost requests theirs."""
 
 
-def frame(picture: Picture, max_rows: int) -> RenderableType:
-    """The whole frame; of more than ``max_rows`` instances, those with the longest backlog."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the screen holds: instance rows, and columns of text."""
+
+    rows: int
+    columns: int
+
+    @property
+    def wide(self) -> bool:
+        """Whether all columns fit, and two tables side by side."""
+        return self.columns >= WIDE_COLUMNS
+
+
+def frame(picture: Picture, room: Room) -> RenderableType:
+    """The whole frame; of more instances than fit, those with the longest backlog."""
+    now_s = picture.sample.at_s
     return Group(
         _header(picture),
-        _instances(picture, max_rows),
-        Columns([_routers(picture), _control(picture)], expand=True),
-        Columns(
-            [
-                _events("last ring changes", picture.ring_events, picture.sample.at_s),
-                _events("last migrations", picture.moves, picture.sample.at_s),
-            ],
-            expand=True,
+        _instances(picture, room),
+        _beside(_routers(picture), _control(picture), room),
+        _beside(
+            _events("last ring changes", picture.ring_events, now_s),
+            _events("last migrations", picture.moves, now_s),
+            room,
+            ratio=1,
         ),
     )
+
+
+def _beside(left: RenderableType, right: RenderableType, room: Room, ratio: int | None = None) -> RenderableType:
+    if not room.wide:
+        return Group(left, right)
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=ratio)
+    grid.add_column(ratio=ratio)
+    grid.add_row(left, right)
+    return grid
 
 
 def _header(picture: Picture) -> RenderableType:
@@ -77,48 +103,27 @@ def _header(picture: Picture) -> RenderableType:
     return Group(line, Text("   ".join(figures)))
 
 
-def _instances(picture: Picture, max_rows: int) -> RenderableType:
-    table = Table(expand=True, header_style="bold")
-    table.add_column("instance", overflow="ellipsis", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for name in ("queue", "run", "backlog s", "booked s", "hit", "in SLO", "share", "blocks"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("KV use", no_wrap=True)
-    table.add_column("in/out", justify="right", no_wrap=True)
-    table.add_column("polled", justify="right", no_wrap=True)
+def _instances(picture: Picture, room: Room) -> RenderableType:
+    columns = [column for column in _COLUMNS if room.wide or not column.wide_only]
+    table = Table(box=box.SIMPLE_HEAD, expand=True, header_style="bold", padding=(0, 1))
+    for column in columns:
+        table.add_column(column.name, justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis")
     rows: Sequence[InstanceRow] = picture.rows
-    if len(rows) > max_rows:
-        busiest = sorted(rows, key=lambda row: row.backlog_s or 0.0, reverse=True)[:max_rows]
+    if len(rows) > room.rows:
+        busiest = sorted(rows, key=lambda row: row.backlog_s or 0.0, reverse=True)[: room.rows]
         kept = {row.instance_id for row in busiest}
         rows = [row for row in rows if row.instance_id in kept]
-        table.caption = f"and {len(picture.rows) - max_rows} more with less backlog"
+        table.caption = f"and {len(picture.rows) - room.rows} more with less backlog"
     slo_s = picture.sample.ring.ring.default_ttft_slo_ms / 1000 if picture.sample.ring is not None else None
     for row in rows:
-        table.add_row(*_cells(row, slo_s))
+        table.add_row(*(column.cell(row, slo_s) for column in columns))
     return table
 
 
-def _cells(row: InstanceRow, slo_s: float | None) -> Iterable[RenderableType]:
-    load = row.load
-    yield row.instance_id
-    yield Text(row.state, style=_STATE_STYLES.get(row.state, ""))
-    yield _full(load.waiting_requests, admitting=load.admitting) if load is not None else "-"
-    yield str(load.running_requests) if load is not None else "-"
-    yield _backlog(row.backlog_s, slo_s)
-    yield f"{row.booked_s:.2f}"
-    yield _percent(row.counts.hit_rate)
-    yield _percent(row.counts.attainment)
-    yield _percent(row.share)
-    yield str(row.kv_blocks) if row.kv_blocks is not None else "-"
-    yield _bar(load.kv_use) if load is not None else "-"
-    yield f"{load.moved_in}/{load.moved_out}" if load is not None else "-"
-    yield f"{row.age_ms:.0f} ms" if row.age_ms >= 0 else "-"
-
-
 def _routers(picture: Picture) -> RenderableType:
-    table = Table(title="routers", title_justify="left", header_style="bold", expand=True)
-    for name in ("address", "id", "epoch", "known", "oldest state", "booked", ""):
-        table.add_column(name, no_wrap=name != "")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    for name in ("router", "id", "ring", "state age", "booked", ""):
+        table.add_column(name, no_wrap=True)
     for answer in picture.sample.routers:
         view = answer.value
         if view is None:
@@ -128,7 +133,6 @@ def _routers(picture: Picture) -> RenderableType:
             answer.address,
             f"{view.router_id:016x}"[:8],
             _epoch(view.ring_epoch, picture),
-            str(len(view.instances)),
             _oldest(view),
             str(sum(instance.bookings for instance in view.instances)),
             Text("degraded", style="bold red") if view.degraded else Text("ok", style="green"),
@@ -137,11 +141,11 @@ def _routers(picture: Picture) -> RenderableType:
 
 
 def _control(picture: Picture) -> RenderableType:
-    table = Table(title="control plane", title_justify="left", header_style="bold", expand=True)
-    table.add_column("part", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1))
+    table.add_column("control plane", no_wrap=True)
     table.add_column("address", no_wrap=True)
-    table.add_column("role")
-    table.add_column("what it does")
+    table.add_column("role", no_wrap=True)
+    table.add_column("")
     for ring in picture.sample.ring_managers:
         table.add_row("ring manager", ring.address, *_ring_manager_cells(ring, picture))
     for collector in picture.sample.collectors:
@@ -166,9 +170,9 @@ def _rebalancer_cells(answer: Answer[RebalancerStatus]) -> tuple[RenderableType,
     status = answer.value
     if status is None:
         return _no_answer(answer), ""
-    what = f"{status.moved} moved of {status.planned} planned, {status.rounds} rounds"
+    what = f"moved {status.moved} of {status.planned}"
     if status.failed_rounds:
-        what += f", {status.failed_rounds} failed"
+        what += f", {status.failed_rounds} rounds failed"
     return _role(leader=status.leader), what + (", dry run" if status.dry_run else "")
 
 
@@ -223,8 +227,44 @@ def _full(waiting: int, *, admitting: bool) -> Text:
 
 def _bar(share: float) -> Text:
     cells = round(min(1.0, share) * _BAR_CELLS)
-    return Text.assemble(("━" * cells, "blue"), ("━" * (_BAR_CELLS - cells), "dim"), f" {share:4.0%}")
+    return Text.assemble(("━" * cells, "blue"), ("━" * (_BAR_CELLS - cells), "dim"))
 
 
 def _percent(share: float | None) -> str:
     return f"{share:.1%}" if share is not None else "-"
+
+
+Cell = Callable[[InstanceRow, float | None], RenderableType]
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the instance table; ``cell`` takes the row and the SLO in seconds."""
+
+    name: str
+    cell: Cell
+    right: bool = True
+    wide_only: bool = False
+
+
+def _loaded(cell: Callable[[LoadReport], RenderableType]) -> Cell:
+    """A cell of the load, where one is known."""
+    return lambda row, _: cell(row.load) if row.load is not None else "-"
+
+
+_COLUMNS = (
+    _Column("instance", lambda row, _: row.instance_id, right=False),
+    _Column("state", lambda row, _: Text(row.state, style=_STATE_STYLES.get(row.state, "")), right=False),
+    _Column("queue", _loaded(lambda load: _full(load.waiting_requests, admitting=load.admitting))),
+    _Column("run", _loaded(lambda load: str(load.running_requests))),
+    _Column("backlog s", lambda row, slo_s: _backlog(row.backlog_s, slo_s)),
+    _Column("booked s", lambda row, _: f"{row.booked_s:.2f}", wide_only=True),
+    _Column("hit", lambda row, _: _percent(row.counts.hit_rate)),
+    _Column("in SLO", lambda row, _: _percent(row.counts.attainment), wide_only=True),
+    _Column("share", lambda row, _: _percent(row.share)),
+    _Column("KV use", _loaded(lambda load: f"{load.kv_use:.0%}")),
+    _Column("", _loaded(lambda load: _bar(load.kv_use)), right=False, wide_only=True),
+    _Column("blocks", lambda row, _: str(row.kv_blocks) if row.kv_blocks is not None else "-", wide_only=True),
+    _Column("in/out", _loaded(lambda load: f"{load.moved_in}/{load.moved_out}"), wide_only=True),
+    _Column("polled", lambda row, _: f"{row.age_ms:.0f} ms" if row.age_ms >= 0 else "-", wide_only=True),
+)
