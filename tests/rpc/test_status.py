@@ -23,6 +23,7 @@ _EXAMPLES: list[tuple[errors.DualMapError, grpc.StatusCode]] = [
     (errors.StalePlan("list is 3 s old"), grpc.StatusCode.ABORTED),
     (errors.ParameterMismatch("seeds", "1", "2"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.StaleLeader(3, 4), grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.BindingIsEarly("a/0"), grpc.StatusCode.FAILED_PRECONDITION),
 ]
 
 
