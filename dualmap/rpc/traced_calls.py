@@ -7,4 +7,6 @@ from opentelemetry.instrumentation.grpc import filters
 UNTRACED_METHODS = ("GetState", "Renew", "ReportHeat")
 """Made many times a second for no request; their metrics say what a span of each would."""
 
-traced = filters.negate(filters.any_of(filters.health_check(), *(filters.method_name(name) for name in UNTRACED_METHODS)))
+traced = filters.negate(
+    filters.any_of(filters.health_check(), *(filters.method_name(name) for name in UNTRACED_METHODS))
+)
