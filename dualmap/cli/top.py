@@ -45,6 +45,9 @@ def top(
     pool: PoolOption = "",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write one frame to this SVG file, too, and end.")] = None,
+    watch_s: Annotated[
+        float, typer.Option(min=0, max=600, help="With --once or --svg: watch so long first, so that rates are recent.")
+    ] = 0.0,
     interval_s: Annotated[float, typer.Option(min=0.1, max=60, help="Time between frames, seconds.")] = 1.0,
     timeout_s: TimeoutOption = 2.0,
 ) -> None:
@@ -59,15 +62,21 @@ def top(
         )
         console = Console()
         if once or svg is not None or not console.is_terminal:
-            picture = asyncio.run(_one(places, timeout_s))
+            picture = asyncio.run(_one(places, watch_s, interval_s, timeout_s))
             _print(picture, svg)
             return
         asyncio.run(_follow(console, places, interval_s, timeout_s))
 
 
-async def _one(places: Places, timeout_s: float) -> Picture:
+async def _one(places: Places, watch_s: float, interval_s: float, timeout_s: float) -> Picture:
+    history = History()
     async with Sources(places, timeout_s) as sources:
-        return History().take(_checked(await sources.sample()))
+        first = _checked(await sources.sample())
+        picture = history.take(first)
+        while picture.sample.at_s - first.at_s < watch_s:
+            await asyncio.sleep(interval_s)
+            picture = history.take(await sources.sample())
+        return picture
 
 
 async def _follow(console: Console, places: Places, interval_s: float, timeout_s: float) -> None:

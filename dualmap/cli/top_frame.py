@@ -61,17 +61,19 @@ def frame(picture: Picture, room: Room) -> RenderableType:
             _events("last ring changes", picture.ring_events, now_s),
             _events("last migrations", picture.moves, now_s),
             room,
-            ratio=1,
+            ratio=(2, 3),
         ),
     )
 
 
-def _beside(left: RenderableType, right: RenderableType, room: Room, ratio: int | None = None) -> RenderableType:
+def _beside(
+    left: RenderableType, right: RenderableType, room: Room, ratio: tuple[int, int] | None = None
+) -> RenderableType:
     if not room.wide:
         return Group(left, right)
     grid = Table.grid(expand=True)
-    grid.add_column(ratio=ratio)
-    grid.add_column(ratio=ratio)
+    for share in ratio or (None, None):
+        grid.add_column(ratio=share)
     grid.add_row(left, right)
     return grid
 

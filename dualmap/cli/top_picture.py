@@ -239,7 +239,7 @@ def _lately(name: str, samples: Sequence[tuple[float, dict[str, tuple[int, Count
 def _move_text(planned: PlannedMove) -> str:
     move = planned.move
     outcome = planned.outcome.name if planned.outcome is not None else "not sent"
-    return f"{move.request_id}  {move.source} → {move.target}  gains {move.gain_s:.2f} s, {move.cause}: {outcome}"
+    return f"{move.source} → {move.target}  {outcome}, {move.cause}, gain {move.gain_s:.1f} s  {move.request_id}"
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

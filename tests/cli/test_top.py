@@ -82,7 +82,16 @@ def test_one_frame_shows_the_whole_system(run: Run) -> None:
     assert "leader" in next(line for line in lines if options["--ring-managers"] in line)
     assert "moved 4 of 5" in next(line for line in lines if options["--rebalancers"] in line)
     assert "+ agent-1/0 ACTIVE" in out
-    assert "r-1  agent-1/0 → agent-2/0" in out
+    assert "agent-1/0 → agent-2/0  MOVED, overload, gain 1.2 s  r-1" in out
+
+
+def test_a_frame_may_be_taken_after_a_while(run: Run) -> None:
+    """Then its figures are of that while: here nothing was finished within it."""
+    with system() as options:
+        code, out, _ = run("top", "--once", "--watch-s", "0.2", "--interval-s", "0.1", *words(options))
+
+    assert code == 0
+    assert "last 0 s: 0 finished" in out
 
 
 def test_addresses_may_come_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_moves_are_kept_once_with_their_outcome() -> None:
     picture = history.take(sample(4.0, rebalancer=status(refused, move("r-3", None))))
 
     assert [(event.at_s, event.text) for event in picture.moves] == [
-        (None, "r-1  agent-1/0 → agent-2/0  gains 1.25 s, overload: MOVED"),
-        (4.0, "r-2  agent-1/0 → agent-2/0  gains 1.25 s, overload: REFUSED"),
-        (4.0, "r-3  agent-1/0 → agent-2/0  gains 1.25 s, overload: not sent"),
+        (None, "agent-1/0 → agent-2/0  MOVED, overload, gain 1.2 s  r-1"),
+        (4.0, "agent-1/0 → agent-2/0  REFUSED, overload, gain 1.2 s  r-2"),
+        (4.0, "agent-1/0 → agent-2/0  not sent, overload, gain 1.2 s  r-3"),
     ]
