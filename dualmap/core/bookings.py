@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,16 +18,22 @@ class _Booking:
     booked_ms: float
 
 
+EXPECTED_MS = 5_000.0
+"""Blocks of a covered booking still count as future hits until this long after the booking: the request waits there,
+and its blocks enter the index at its first token only. Worth 1 % of goodput on both traces."""
+
+
 class Bookings:
     """Bookings of one router on one instance and one life of its agent, in order of sequence and time."""
 
-    __slots__ = ("_blocks", "_booked", "_last_sequence", "_waiting", "miss_tokens")
+    __slots__ = ("_blocks", "_booked", "_expected", "_last_sequence", "_waiting", "miss_tokens")
 
     def __init__(self) -> None:
         self._last_sequence = 0
         self._booked: dict[int, _Booking] = {}
         self._waiting: list[float] = list(EMPTY_WAITING)
         self._blocks: dict[int, int] = {}
+        self._expected: deque[tuple[float, Sequence[int]]] = deque()
         self.miss_tokens: int = 0
         """Uncached prefill tokens booked."""
 
@@ -57,35 +64,53 @@ class Bookings:
 
     def release(self, sequence: int) -> bool:
         """Take one booking back; False when it is not held (covered, expired or never made)."""
-        booking = self._booked.pop(sequence, None)
+        booking = self._settle(sequence)
         if booking is None:
             return False
+        self._drop(booking.miss_hashes)
+        return True
+
+    def _settle(self, sequence: int) -> _Booking | None:
+        """The work is booked no more; its blocks are the caller's to keep or drop."""
+        booking = self._booked.pop(sequence, None)
+        if booking is None:
+            return None
         if self._booked:
             self._waiting[booking.slot] = max(0.0, self._waiting[booking.slot] - booking.work_s)
         else:
             # Empty is exactly zero: no rounding error outlives the bookings that made it.
             self._waiting = list(EMPTY_WAITING)
         self.miss_tokens -= booking.miss_tokens
-        for block in booking.miss_hashes:
+        return booking
+
+    def _drop(self, hashes: Sequence[int]) -> None:
+        for block in hashes:
             left = self._blocks[block] - 1
             if left:
                 self._blocks[block] = left
             else:
                 del self._blocks[block]
-        return True
 
     def cover(self, seen: TicketsSeen) -> int:
-        """Remove exactly what the agent's report shows; how many that were."""
+        """Remove exactly what the agent's report shows; how many that were. Its blocks stay expected for a while."""
         covered = [sequence for sequence in self._booked if sequence <= seen.watermark]
         bits = seen.seen
         while bits:
             lowest = bits & -bits
             covered.append(seen.watermark + lowest.bit_length())
             bits ^= lowest
-        return sum(self.release(sequence) for sequence in covered)
+        count = 0
+        for sequence in covered:
+            booking = self._settle(sequence)
+            if booking is not None:
+                count += 1
+                self._expected.append((booking.booked_ms, booking.miss_hashes))
+        return count
 
     def expire(self, now_ms: float, ttl_ms: float) -> int:
-        """Remove bookings older than ``ttl_ms``; how many that were."""
+        """Remove bookings older than ``ttl_ms``, and blocks expected for too long; how many bookings that were."""
+        while self._expected and now_ms - self._expected[0][0] > EXPECTED_MS:
+            self._drop(self._expected.popleft()[1])
         expired = []
         for sequence, booking in self._booked.items():
             if now_ms - booking.booked_ms <= ttl_ms:
@@ -101,6 +126,7 @@ class Bookings:
         self._booked = {}
         self._waiting = list(EMPTY_WAITING)
         self._blocks = {}
+        self._expected.clear()
         self.miss_tokens = 0
 
     @property
@@ -116,8 +142,13 @@ class Bookings:
     def __len__(self) -> int:
         return len(self._booked)
 
+    @property
+    def expects(self) -> bool:
+        """Whether any block is booked or expected."""
+        return bool(self._blocks)
+
     def extra_blocks(self, hashes: Sequence[int], from_block: int) -> int:
-        """Blocks booked without a gap from ``from_block`` on: future hits beyond the index's leading run."""
+        """Blocks booked or expected without a gap from ``from_block`` on: future hits beyond the index's leading run."""
         blocks = self._blocks
         position = from_block
         while position < len(hashes) and hashes[position] in blocks:

@@ -47,7 +47,7 @@ class InstanceView:
         return -1.0 if self.heard_at_ms is None else max(0.0, now_ms - self.heard_at_ms)
 
     def hit_tokens(self, chain: Chain) -> tuple[int, int]:
-        """Prompt tokens of the leading run held by the index, and with what is booked here counted as held."""
+        """Prompt tokens of the leading run held by the index, and with what was sent here counted as held."""
         hashes = chain.hashes
         blocks = self.kv.leading_blocks(hashes, self.load.prefix_closed)
         tokens = chain.block_tokens
@@ -55,7 +55,7 @@ class InstanceView:
         indexed = blocks * tokens
         if indexed > prompt:  # a caller's last block may reach beyond the prompt
             indexed = prompt
-        elif blocks < len(hashes) and len(self.bookings):
+        elif blocks < len(hashes) and self.bookings.expects:
             blocks += self.bookings.extra_blocks(hashes, blocks)
             return indexed, min(blocks * tokens, prompt)
         return indexed, indexed

@@ -135,9 +135,7 @@ class Cluster:
         pending = watcher.pending_prompt_tokens
         if self.exact:
             pending = {name: float(one.pending_prompt_tokens) for name, one in self.instances.items()}
-        return Sight(
-            watcher.views, self.mapping.picture, self.options.choose, self._random, self.now_s, pending
-        )
+        return Sight(watcher.views, self.mapping.picture, self.options.choose, self._random, self.now_s, pending)
 
     def _placed(self, request: SimRequest, placement: Placement, watcher: Watcher) -> None:
         chosen = placement.chosen
@@ -154,7 +152,7 @@ class Cluster:
         control = self.options.control
         view = watcher.view_of(chosen.instance_id)
         request.sequence = 0
-        if view is None or not control.bookings or (self.exact and control.message_s <= 0):
+        if view is None or not control.bookings:
             return
         bookings = view.bookings
         bookings.expire(self.now_s * 1_000, view.booking_ttl_ms)

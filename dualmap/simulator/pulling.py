@@ -70,9 +70,7 @@ class Offers:
         best = choose_next(entries, self._options, now_s * 1_000, room_tokens, rest_s)
         return None if best is None or best.holder is None else offered[best.request_id]
 
-    def _bindable(
-        self, request: SimRequest, instance: SimInstance, holder: SimInstance, cost_s: float
-    ) -> Bindable:
+    def _bindable(self, request: SimRequest, instance: SimInstance, holder: SimInstance, cost_s: float) -> Bindable:
         waiting = holder.queue.get(request.request_id, request.attempt)
         there_s = waiting.prefill_s if waiting is not None else cost_s
         return Bindable(

@@ -80,11 +80,12 @@ class Watcher:
 def cover_bookings(view: InstanceView, now_ms: float) -> None:
     """What a polled view does on arrival of a load, for an exact one."""
     bookings: Bookings = view.bookings
-    if not len(bookings):
+    if not bookings.expects:
         return
-    for seen in view.load.tickets:
-        if seen.router_id == view.router_id:
-            bookings.cover(seen)
+    if len(bookings):
+        for seen in view.load.tickets:
+            if seen.router_id == view.router_id:
+                bookings.cover(seen)
     bookings.expire(now_ms, view.booking_ttl_ms)
 
 

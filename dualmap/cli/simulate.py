@@ -1,0 +1,195 @@
+"""`dualmap simulate`: the production decisions in virtual time on a trace: runs, goodput, the paper's comparisons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from typer.core import TyperGroup
+
+from dualmap.cli import simulate_options as given
+from dualmap.simulator.goodput import SEEDS, GoodputFigure, Trial, goodputs, worker_pool
+from dualmap.simulator.report import Measures
+from dualmap.simulator.study import (
+    Arrivals,
+    ContradictionError,
+    WorkloadChoice,
+    ceilings,
+    goodput_json,
+    means,
+    runs,
+    runs_json,
+)
+from dualmap.simulator.trace import TraceError
+
+
+class _RunByDefault(TyperGroup):
+    """``dualmap simulate --trace F`` is ``dualmap simulate run --trace F``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(help="Compare routing policies in virtual time.", cls=_RunByDefault, no_args_is_help=True)
+_console = Console(stderr=True)
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Progress]:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(f"[bold]{what}", *columns, console=_console, transient=True) as progress:
+        progress.add_task(what, total=total)
+        yield progress
+
+
+def _skipped(error: TraceError) -> None:
+    _console.print(f"skipped: {error}", highlight=False)
+
+
+def _write(path: str | None, value: dict[str, object]) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(value, indent=1, allow_nan=True) + "\n", encoding="utf-8")
+
+
+def _workload(  # noqa: PLR0917 - the commands' options
+    trace: str | None,
+    synthetic: str | None,
+    limit: int | None,
+    max_input: int,
+    over_long: str,
+    skip_bad: bool,
+    warmup: int,
+) -> WorkloadChoice:
+    if over_long not in ("cut", "skip"):
+        raise ContradictionError(f"--over-long: {over_long!r} is neither cut nor skip")
+    return WorkloadChoice(trace, synthetic, limit, max_input, "cut" if over_long == "cut" else "skip", skip_bad, warmup)
+
+
+def _show_runs(found: dict[str, list[Measures]]) -> None:
+    table = Table("policy", "in SLO", "fair", "hit", "CV", "p50 s", "p90 s", "p99 s", "seeds' range")
+    for label, measures in found.items():
+        mean = means(measures)
+        low, high = min(one.attainment for one in measures), max(one.attainment for one in measures)
+        cells = [f"{mean[name]:.3f}" for name in ("attainment", "fair_attainment", "hit_rate", "load_cv")]
+        cells += [f"{mean[name]:.2f}" for name in ("ttft_p50_s", "ttft_p90_s", "ttft_p99_s")]
+        table.add_row(label, *cells, f"{low:.3f} to {high:.3f}")
+    Console().print(table)
+
+
+def _show_goodput(figures: Sequence[GoodputFigure], limits: dict[str, float]) -> None:
+    table = Table("policy", "goodput req/s", "seeds' range", title=f"bound {limits['bound']:.1f} req/s")
+    for figure in figures:
+        low, high = figure.spread
+        table.add_row(figure.label, f"{figure.goodput:.2f}", f"{low:.2f} to {high:.2f}")
+    Console().print(table)
+
+
+@app.command("run")
+def run(  # noqa: PLR0917 - options of a command
+    trace: given.TracePath = None,
+    synthetic: given.Synthetic = None,
+    limit: given.Limit = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Arrivals a second.")] = None,
+    own_timing: Annotated[bool, typer.Option("--own-timing", help="The trace's own times instead of Poisson.")] = False,
+    keep_bursts: Annotated[bool, typer.Option("--keep-bursts", help="Own timing: keep each tick's burst.")] = False,
+    policies: given.Policies = "dualmap,min_ttft,cache_affinity,least_loaded",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy, seeds 1 to this.")] = 1,
+    max_input: given.MaxInput = 20_480,
+    over_long: given.OverLongOption = "cut",
+    skip_bad: given.SkipBad = False,
+    warmup: given.Warmup = 500,
+    instances: given.Instances = 8,
+    slo_s: given.Slo = 5.0,
+    model: given.ModelOption = given.Model.SEVEN,
+    queue: given.QueueOption = None,
+    binding: given.BindingOption = given.Binding.LATE,
+    rebalance: given.RebalanceOption = True,
+    select: given.SelectOption = given.Rule.DUALMAP,
+    choices: given.Choices = 2,
+    heat: given.Heat = True,
+    escape: given.Escape = True,
+    as_built: given.AsBuilt = False,
+    poll_ms: given.PollMs = None,
+    message_ms: given.MessageMs = None,
+    routers: given.Routers = None,
+    timetable: given.Timetable = "",
+    workers: given.Workers = 0,
+    json_out: given.JsonOut = None,
+    plots: Annotated[str | None, typer.Option(help="Write plots (SVG) into this folder.")] = None,
+) -> None:
+    """Run policies at one arrival rate and show the measures."""
+    workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
+    arrivals = Arrivals(rate, own_timing, keep_bursts)
+    arrivals.times(workload.requests[:2], 1)
+    controls = given.control(as_built, poll_ms, message_ms, routers, rebalance, heat)
+    options = replace(
+        given.cluster(instances, slo_s, model, queue, binding, controls),
+        choose=given.choosing(select, choices, escape),
+        timetable=given.timetable(timetable),
+    )
+    trials = [Trial(name, name, options) for name in given.policy_names(policies)]
+    with worker_pool((), workers) as pool, _progress(len(trials) * seeds, "runs") as bar:
+        found = runs(pool, workload, arrivals, trials, range(1, seeds + 1), lambda: bar.advance(bar.task_ids[0]))
+    _show_runs(found)
+    limits = ceilings(workload, instances, options.engine.cost)
+    _write(json_out, runs_json(workload, found, limits))
+    if plots is not None:
+        from dualmap.simulator.plots import draw_runs  # noqa: PLC0415 - matplotlib is slow to import
+
+        draw_runs(Path(plots), found)
+
+
+@app.command("goodput")
+def goodput(  # noqa: PLR0917 - options of a command
+    trace: given.TracePath = None,
+    synthetic: given.Synthetic = None,
+    limit: given.Limit = None,
+    policies: given.Policies = "dualmap,min_ttft,dualmap_released",
+    attainment: Annotated[float, typer.Option(min=0.01, max=0.999, help="Share within the objective.")] = 0.9,
+    fair: Annotated[bool, typer.Option("--fair", help="Every quartile of prompt length must attain it.")] = False,
+    max_input: given.MaxInput = 20_480,
+    over_long: given.OverLongOption = "cut",
+    skip_bad: given.SkipBad = False,
+    warmup: given.Warmup = 500,
+    instances: given.Instances = 8,
+    slo_s: given.Slo = 5.0,
+    model: given.ModelOption = given.Model.SEVEN,
+    queue: given.QueueOption = None,
+    binding: given.BindingOption = given.Binding.LATE,
+    rebalance: given.RebalanceOption = True,
+    select: given.SelectOption = given.Rule.DUALMAP,
+    choices: given.Choices = 2,
+    heat: given.Heat = True,
+    escape: given.Escape = True,
+    as_built: given.AsBuilt = False,
+    poll_ms: given.PollMs = None,
+    message_ms: given.MessageMs = None,
+    routers: given.Routers = None,
+    workers: given.Workers = 0,
+    json_out: given.JsonOut = None,
+) -> None:
+    """The highest Poisson rate at which enough requests are in time: bisection to 1 %, mean of 5 fixed seeds."""
+    workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
+    controls = given.control(as_built, poll_ms, message_ms, routers, rebalance, heat)
+    options = replace(
+        given.cluster(instances, slo_s, model, queue, binding, controls), choose=given.choosing(select, choices, escape)
+    )
+    limits = ceilings(workload, instances, options.engine.cost)
+    trials = [Trial(name, name, options) for name in given.policy_names(policies)]
+    start = limits["bound"] * 0.8
+    with worker_pool((workload,), workers) as pool, _progress(len(trials) * len(SEEDS), "bisections") as bar:
+        figures = goodputs(
+            pool, workload.name, trials, attainment, fair, start, on_done=lambda: bar.advance(bar.task_ids[0])
+        )
+    _show_goodput(figures, limits)
+    _write(json_out, goodput_json(workload, figures, limits, attainment, fair))

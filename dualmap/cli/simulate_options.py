@@ -1,0 +1,157 @@
+"""Options that the `dualmap simulate` commands share, and the cluster they describe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, get_args
+
+import typer
+
+from dualmap.core.choose import ChooseOptions, Select
+from dualmap.core.state import QueuePolicy
+from dualmap.simulator.options import (
+    AS_BUILT,
+    COST_7B,
+    COST_14B,
+    EXACT,
+    ClusterOptions,
+    ControlOptions,
+    Happening,
+    TimetableEntry,
+    simulated_engine,
+)
+from dualmap.simulator.registry import POLICIES
+from dualmap.simulator.study import ContradictionError
+
+
+class Binding(StrEnum):
+    """When a request is bound to its instance."""
+
+    EARLY = "early"
+    LATE = "late"
+
+
+class Model(StrEnum):
+    """Prefill costs the paper measured."""
+
+    SEVEN = "7b"
+    FOURTEEN = "14b"
+
+
+class Rule(StrEnum):
+    """`ChooseOptions.select`."""
+
+    DUALMAP = "dualmap"
+    CACHE_FIRST = "cache_first"
+    MIN_TTFT = "min_ttft"
+    CACHE = "cache"
+    LOAD = "load"
+
+
+class Order(StrEnum):
+    """Queue order for every policy."""
+
+    SLO = "slo"
+    HIT_FIRST = "hit_first"
+    FIFO = "fifo"
+
+
+TracePath = Annotated[str | None, typer.Option("--trace", help="Mooncake JSONL, Azure CSV or sessions; gzip or plain.")]
+Synthetic = Annotated[str | None, typer.Option(help="Made-up workload instead of a trace: skew, bursts or chat.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Requests taken, warm-up included.")]
+MaxInput = Annotated[int, typer.Option(min=1, help="Longest prompt, tokens.")]
+OverLongOption = Annotated[str, typer.Option(help="A longer prompt is cut, or its request skipped: cut or skip.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave wrong lines of the trace out, and count them.")]
+Warmup = Annotated[int, typer.Option(min=0, help="First requests that are not counted.")]
+Policies = Annotated[str, typer.Option(help="Policies, comma separated: " + ", ".join(POLICIES) + ", dynamo.")]
+Instances = Annotated[int, typer.Option(min=1, max=1024, help="Instances at the start.")]
+Slo = Annotated[float, typer.Option(min=0.001, help="TTFT objective, seconds.")]
+ModelOption = Annotated[Model, typer.Option(help="Prefill cost: 7b 0.16 ms/token, 14b 0.127; both 20 ms a prefill.")]
+QueueOption = Annotated[Order | None, typer.Option(help="One queue order for all policies; absent: each its own.")]
+BindingOption = Annotated[Binding, typer.Option(help="late: a backup may pull what its holder has given up.")]
+RebalanceOption = Annotated[bool, typer.Option("--rebalance/--no-rebalance", help="Whether the rebalancer works.")]
+SelectOption = Annotated[Rule, typer.Option(help="Rule inside the candidates.")]
+Choices = Annotated[int, typer.Option(min=1, max=4, help="Full candidates of a key; 2 is the pair.")]
+Heat = Annotated[bool, typer.Option("--heat/--no-heat", help="Whether hot keys are lengthened.")]
+Escape = Annotated[bool, typer.Option("--escape/--no-escape", help="Whether others than the pair are looked at.")]
+AsBuilt = Annotated[bool, typer.Option("--as-built", help="100 ms polls, 3 ms messages, two routers, fitted costs.")]
+PollMs = Annotated[float | None, typer.Option(min=0, help="Age of state: poll period in ms; 0 is exact.")]
+MessageMs = Annotated[float | None, typer.Option(min=0, help="Delay of every message, ms.")]
+Routers = Annotated[int | None, typer.Option(min=1, max=64, help="Routers, each with its own view and bookings.")]
+Timetable = Annotated[str, typer.Option(help="SECONDS:join|drain|fail|restart|stall:INSTANCE[:DURATION], by comma.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: as many as cores.")]
+JsonOut = Annotated[str | None, typer.Option("--json", help="Write the results there as JSON.")]
+
+
+def policy_names(listed: str) -> list[str]:
+    """The policies asked for, each known."""
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for name in names:
+        if name not in POLICIES:
+            raise ContradictionError(f"--policies: {name!r} is none of {', '.join(POLICIES)}")
+    if not names:
+        raise ContradictionError("--policies: none given")
+    return names
+
+
+def control(  # noqa: PLR0917 - the commands' options
+    as_built: bool, poll_ms: float | None, message_ms: float | None, routers: int | None, rebalance: bool, heat: bool
+) -> ControlOptions:
+    """The control plane asked for."""
+    given = {"--poll-ms": poll_ms, "--message-ms": message_ms, "--routers": routers}
+    if as_built and any(value is not None for value in given.values()):
+        named = ", ".join(name for name, value in given.items() if value is not None)
+        raise ContradictionError(f"--as-built sets {named} itself: give one or the other")
+    base = AS_BUILT if as_built else EXACT
+    if poll_ms is not None:
+        base = replace(base, poll_s=poll_ms / 1_000)
+    if message_ms is not None:
+        base = replace(base, message_s=message_ms / 1_000)
+    if routers is not None:
+        if routers > 1 and base.poll_s <= 0:
+            raise ContradictionError("--routers above 1 needs --poll-ms: with exact state they would share one view")
+        base = replace(base, routers=routers)
+    return replace(base, rebalance_s=base.rebalance_s if rebalance else 0.0, heat_s=base.heat_s if heat else 0.0)
+
+
+def timetable(text: str) -> list[TimetableEntry]:
+    """The timetable asked for."""
+    return [_entry(piece.strip()) for piece in text.split(",") if piece.strip()]
+
+
+def _entry(part: str) -> TimetableEntry:
+    fields = part.split(":")
+    if len(fields) not in (3, 4) or fields[1] not in get_args(Happening):
+        raise ContradictionError(f"--timetable: {part!r} is not SECONDS:WHAT:INSTANCE[:DURATION]")
+    happening: Happening = fields[1]  # type: ignore[assignment]
+    try:
+        duration_s = float(fields[3]) if len(fields) == 4 else 0.0
+        entry = TimetableEntry(float(fields[0]), happening, int(fields[2]), duration_s)
+    except ValueError:
+        raise ContradictionError(f"--timetable: {part!r} holds something that is no number") from None
+    if (happening == "stall") != (duration_s > 0):
+        raise ContradictionError(f"--timetable: {part!r}: a stall needs a duration, nothing else has one")
+    return entry
+
+
+def choosing(select: Rule, choices: int, escape: bool) -> ChooseOptions:
+    """The decision's options."""
+    published = select is not Rule.DUALMAP
+    fraction = 0.7 if published else ChooseOptions().escape_slo_fraction
+    rule: Select = select.value
+    return ChooseOptions(select=rule, choices=choices, escape=escape, escape_slo_fraction=fraction)
+
+
+def cluster(  # noqa: PLR0917 - the commands' options
+    instances: int, slo_s: float, model: Model, queue: Order | None, binding: Binding, controls: ControlOptions
+) -> ClusterOptions:
+    """The cluster asked for, its decision options still the defaults."""
+    return ClusterOptions(
+        instances=instances,
+        ttft_slo_s=slo_s,
+        engine=simulated_engine(COST_14B if model is Model.FOURTEEN else COST_7B),
+        queue=QueuePolicy[queue.name] if queue is not None else None,
+        binding="late" if binding is Binding.LATE else "early",
+        control=controls,
+    )
