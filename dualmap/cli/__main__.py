@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dualmap.cli import demo, replay, up
+from dualmap.cli import demo, engine, explain, replay, ring, route, top, up
 from dualmap.cli.processes import StartError
 from dualmap.core.errors import DualMapError
 from dualmap.simulator.trace import TraceError
@@ -21,6 +21,11 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("replay")(replay.replay)
+app.command("route")(route.route)
+app.command("explain")(explain.explain)
+app.command("top")(top.top)
+app.command("engine")(engine.engine)
+app.add_typer(ring.app, name="ring")
 
 
 def main() -> None:

