@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -35,7 +35,7 @@ class Ask:
 
     chat: bool
     model: str
-    token_ids: list[int]
+    token_ids: Sequence[int]
     max_tokens: int
     stream: bool
     include_usage: bool

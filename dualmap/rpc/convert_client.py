@@ -62,7 +62,7 @@ def route_value(message: router_pb2.RouteResponse) -> Route:
         instance=_address(message.instance),
         backup=_address(message.backup) if message.HasField("backup") else None,
         ticket=message.ticket.SerializeToString(),
-        reason=_reason_name(message.reason),
+        reason=reason_name(message.reason),
         predicted_ttft_ms=message.predicted_ttft_ms,
         hit_tokens=message.hit_tokens,
         key_blocks=message.key_blocks,
@@ -136,7 +136,7 @@ def _address(message: types_pb2.InstanceAddress) -> Address:
     return Address(message.instance_id, message.grpc_address, message.http_address)
 
 
-def _reason_name(number: int) -> str:
+def reason_name(number: int) -> str:
     """A reason's name without its prefix; the number itself where this version does not know it."""
     value = types_pb2.Reason.DESCRIPTOR.values_by_number.get(number)
     return value.name.removeprefix("REASON_") if value is not None else str(number)

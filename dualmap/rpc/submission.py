@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dualmap.core.blocks import Chain
 from dualmap.rpc.request_events import HandoverCause
+from dualmap.rpc.route_values import OpenAiBody
 from dualmap.v1 import agent_pb2
 
 
@@ -62,6 +63,14 @@ class Submission:
     def text(self) -> str:
         """The prompt's text; empty where it came in another form."""
         return self.message.prompt.text
+
+    @property
+    def openai(self) -> OpenAiBody | None:
+        """The HTTP request it came by; None: it came by gRPC, prompt alone."""
+        if not self.message.HasField("openai"):
+            return None
+        openai = self.message.openai
+        return OpenAiBody(openai.path, openai.body, dict(openai.headers), openai.stream)
 
     def __repr__(self) -> str:
         # The prompt must reach no log, and a repr is how things reach logs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -84,7 +84,12 @@ class Agent:
 
         Raises AlreadyExists, Superseded, Overloaded, Unavailable, UnknownModel, UnknownInstance, ParameterMismatch.
         """
-        request = self._open_submit(submission, traceparent)
+        async with aclosing(self.follow(self.take(submission, traceparent))) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self, request: HeldRequest) -> AsyncGenerator[AcceptOutcome]:
+        """What happens to a client's request that was taken. Its end, early or not, is the request's end."""
         try:
             async with aclosing(request.outlet.follow(PULSE_S)) as events:
                 async for event in events:
@@ -105,17 +110,34 @@ class Agent:
         finally:
             self.instances[request.instance_id].cancel(request, None, ended=False)
 
-    def _open_submit(self, submission: Submission, traceparent: str) -> HeldRequest:
+    def take(self, submission: Submission, traceparent: str, age_ms: float = 0.0) -> HeldRequest:
+        """Queue a client's request, which came ``age_ms`` ago; it must be followed. Raises as `submit` does."""
         instance = self._place(submission)
+        request = self._from_client(instance, submission, traceparent, age_ms)
+        self._admit(instance, request)
+        instance.metrics.submitted()
+        return request
+
+    def take_for_others(
+        self, instance: Instance, submission: Submission, traceparent: str, age_ms: float
+    ) -> HeldRequest:
+        """Take a client's request that is to be handed over at once, past the queue; it must be followed.
+
+        Raises as `submit` does, but neither Overloaded nor Unavailable.
+        """
+        request = self._from_client(instance, submission, traceparent, age_ms)
+        instance.hold_for_others(request)
+        self._hold(request)
+        instance.metrics.submitted()
+        return request
+
+    def _from_client(self, instance: Instance, submission: Submission, traceparent: str, age_ms: float) -> HeldRequest:
         self._note_ticket(instance, submission)
         self._check(submission)
         self.identities.check_submit(submission.request_id, submission.attempt, instance.now_ms)
         ticket = submission.ticket
         parent = parent_of(traceparent, ticket.traceparent if ticket is not None else "")
-        request = self._request(instance, submission, parent, submission.ttft_slo_ms, 0.0)
-        self._admit(instance, request)
-        instance.metrics.submitted()
-        return request
+        return self._request(instance, submission, parent, submission.ttft_slo_ms - age_ms, age_ms)
 
     def _open_accept(self, submission: Submission, handover: Handover) -> HeldRequest:
         instance = self.instance(handover.target_instance_id)
@@ -145,6 +167,9 @@ class Agent:
 
     def _admit(self, instance: Instance, request: HeldRequest) -> None:
         instance.admit(request)
+        self._hold(request)
+
+    def _hold(self, request: HeldRequest) -> None:
         for lower in self.identities.lower(request.request_id, request.attempt):
             self._give_way(lower, request.attempt)
         self.identities.hold(request)
@@ -169,9 +194,13 @@ class Agent:
                     return self.instances[instance_id]
         return self.instance("")
 
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModel for a name that the pool does not answer to; "" is its first."""
+        if name and name not in self.facts.models:
+            raise UnknownModel(name, self.facts.models)
+
     def _check(self, submission: Submission) -> None:
-        if submission.model not in self.facts.models:
-            raise UnknownModel(submission.model, self.facts.models)
+        self.check_model(submission.model)
         ticket = submission.ticket
         ours = self.defaults.parameters.digest()
         if self.ring is not None and ticket is not None and ticket.parameters_digest not in (0, ours):

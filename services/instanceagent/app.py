@@ -29,6 +29,7 @@ from services.instanceagent.agent import Agent, AgentFacts
 from services.instanceagent.candidates import Candidates
 from services.instanceagent.drain import Drainer
 from services.instanceagent.handover import Handovers
+from services.instanceagent.http_port import HttpPort
 from services.instanceagent.identities import Identities
 from services.instanceagent.instance import Instance
 from services.instanceagent.instance_values import InstanceParts
@@ -36,6 +37,7 @@ from services.instanceagent.late_binding import OfferBook, Valuation
 from services.instanceagent.membership import Membership
 from services.instanceagent.metrics import AgentMetrics
 from services.instanceagent.offer_sender import OfferSender
+from services.instanceagent.openai_port import OpenAiParts, serve_openai
 from services.instanceagent.planning import Planning
 from services.instanceagent.puller import Puller
 from services.instanceagent.request import HeldRequest
@@ -58,6 +60,7 @@ class App:
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self.settings = settings
         self.port = 0
+        self.http: HttpPort | None = None
         self.metrics_port: int | None = None
         self.health = Health()
         self.engines: list[SimulatedEngineAdapter] = []
@@ -106,6 +109,7 @@ class App:
         register(server, InstanceAgentServicer(self.agent, Planning(self.agent, candidates, self.handovers)))
         self.port = await server.start()
         stack.push_async_callback(server.stop)
+        self.http = await serve_openai(stack, settings, OpenAiParts(self.agent, self.handovers, metrics, self._clock))
         await self._join(stack, telemetry, metrics, calls)
         await self._start_loops(stack, candidates, calls)
 
@@ -184,10 +188,11 @@ class App:
     def _member(self) -> Member:
         settings = self.settings
         host = settings.agent.advertise_host or settings.server.reachable_host
+        http_address = _address(host, self.http.port) if self.http is not None else ""
         return Member(
             instance_id="",
-            grpc_address=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}",
-            http_address=settings.agent.http_address,
+            grpc_address=_address(host, self.port),
+            http_address=settings.agent.http_address or http_address,
             weight=settings.agent.weight,
             agent_epoch=self.agent.facts.agent_epoch,
             model=settings.pool.models[0],
@@ -237,7 +242,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     _log.info("settings", **settings.printable())
     async with App(settings) as app:
         with _faults(app):
-            line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port}
+            http_port = app.http.port if app.http is not None else None
+            line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port, "http_port": http_port}
             print(json.dumps(line), flush=True)  # noqa: T201  (parents find the ports by it)
             await stop.wait()
             await app.drain()
@@ -262,6 +268,10 @@ def _faults(app: App) -> Iterator[None]:
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
         loop.remove_signal_handler(signal.SIGUSR2)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _show(engine: Component, instances: list[Instance]) -> None:

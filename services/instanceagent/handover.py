@@ -6,7 +6,7 @@ The origin's view is the truth: a first token it has not passed on never existed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,6 +33,9 @@ AT_ONCE = 16
 RETRY_MS = 100
 
 T = TypeVar("T")
+OnPlaced = Callable[[str | None], None]
+"""Told the target that accepted; None: none did."""
+
 _log = get_log("handover")
 
 
@@ -51,6 +54,38 @@ class Handovers:
     ) -> MoveResult:
         """Move a waiting request; ends well or badly whatever becomes of the caller. ``linked``: a traceparent."""
         return await asyncio.shield(self._spawn(self._in_turn(request, target_id, cause, linked)))
+
+    def send_on(self, request: HeldRequest, target_ids: Sequence[str], ended: OnPlaced) -> None:
+        """Give a request that never waited here to the first target that accepts it, else queue it here.
+
+        ``ended`` hears which of them took it, or None. Its follower hears of all else.
+        """
+        instance = self._instances[request.instance_id]
+        request.relay = self._spawn(self._send_on(instance, request, target_ids, ended))
+        request.relay.add_done_callback(lambda task: _end_with(task, instance, request))
+
+    async def _send_on(
+        self, instance: Instance, request: HeldRequest, target_ids: Sequence[str], ended: OnPlaced
+    ) -> None:
+        for target_id in target_ids:
+            async with self._opening:
+                opened = await self._open(request, target_id, HandoverCause.FRONT_DOOR)
+            if isinstance(opened, AcceptCall):
+                ended(target_id)
+                await self._relay(instance, request, opened, target_id)
+                return
+            if request.in_phase(Phase.DONE):
+                return
+        ended(None)
+        request.relay = None
+        # It asks for a place like any other, but must not count itself among those away.
+        instance.held.away.discard(request)
+        error = instance.refusal(request.submission.chain.prompt_tokens)
+        if error is not None:
+            instance.metrics.refused(error.reason)
+            instance.finish(request, error, ended=True)
+        else:
+            instance.put_back(request, "front_door")
 
     async def stop(self) -> None:
         """Cancel every relay; their clients are told by whoever stops."""

@@ -125,6 +125,13 @@ class Instance:
         self._enqueue(request)
         self.emit(request, route_values.Queued(self.instance_id, position, predicted_ms))
 
+    def hold_for_others(self, request: HeldRequest) -> None:
+        """Hold a new request that is handed over before it was ever queued here; no bound refuses it."""
+        self.count_hits(request)
+        request.phase = Phase.HANDING_OVER
+        self.held.away.add(request)
+        self._changed()
+
     def put_back(self, request: HeldRequest, reason: str) -> None:
         """Queue a request again, in its old place; no bound refuses it."""
         self.held.away.discard(request)
@@ -463,6 +470,11 @@ class Instance:
         return self._progress.rest_s(self.now_ms)
 
     @property
+    def ready_in_s(self) -> float:
+        """Seconds of work staged and waiting."""
+        return self.rest_s + sum(self._queue.waiting_s(self.now_ms, self.default_slo_ms / 1_000))
+
+    @property
     def stalled_ms(self) -> float:
         """Milliseconds without progress; 0 while it moves."""
         return self._progress.stalled_ms(self.now_ms)
@@ -482,6 +494,5 @@ class Instance:
         self._kick.set()
 
     def _retry_ms(self) -> int:
-        load_s = self._progress.rest_s(self.now_ms) + sum(self._queue.waiting_s(self.now_ms, self.default_slo_ms / 1e3))
-        bounded = min(_MOST_RETRY_MS, max(_LEAST_RETRY_MS, load_s * 1_000))
+        bounded = min(_MOST_RETRY_MS, max(_LEAST_RETRY_MS, self.ready_in_s * 1_000))
         return int(bounded * random.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER))

@@ -63,6 +63,22 @@ class AgentMetrics:
         self.kv_use = Gauge("dualmap_agent_kv_use_ratio", "Share of the KV cache in use.", names, registry=registry)
         self.kv_blocks = Gauge("dualmap_agent_kv_blocks", "Routing blocks indexed.", names, registry=registry)
         self.suspect = Gauge("dualmap_agent_suspect_bool", "1 while the engine is wedged.", names, registry=registry)
+        by_reason = ["pool", "reason"]
+        self.front_door = Counter(
+            "dualmap_agent_front_door_requests",
+            "Requests that came without a ticket, by where they went.",
+            by_reason,
+            registry=registry,
+        )
+        self.http_answers = Counter(
+            "dualmap_agent_http_answers", "Answers of the OpenAI port, by what they were.", by_reason, registry=registry
+        )
+        self.byte_prompts = Counter(
+            "dualmap_agent_byte_hashed_prompts",
+            "OpenAI prompts hashed over bytes, by why there were no tokens.",
+            by_reason,
+            registry=registry,
+        )
         self.ring_epoch = Gauge("dualmap_agent_ring_epoch", "Epoch of the ring known.", ["pool"], registry=registry)
         self.ring_failures = Counter(
             "dualmap_agent_ring_call_failures", "Calls to ring managers that failed.", ["pool"], registry=registry

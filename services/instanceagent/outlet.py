@@ -13,6 +13,9 @@ from dualmap.rpc.route_values import FirstToken, HttpChunk, Pulse, Tokens
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 MAX_PENDING_EVENTS = 1_024
 
+MAX_JOINED_BYTES = 64 * 1024
+"""Waiting parts of an HTTP answer are joined up to here; more would only be copied again and again."""
+
 
 class Outlet:
     """Put in by the agent, read by one follower. A follower too slow for the bounds is cut off."""
@@ -25,7 +28,10 @@ class Outlet:
         self._wake = asyncio.Event()
 
     def put(self, event: AcceptOutcome) -> bool:
-        """Add an event; tokens that still wait are batched. False: the follower is too slow, nothing was added."""
+        """Add an event; tokens that still wait are batched, parts of an HTTP answer joined.
+
+        False: the follower is too slow, nothing was added.
+        """
         if self._ended:
             return True
         data = getattr(event, "data", b"")
@@ -35,6 +41,8 @@ class Outlet:
         last = self._pending[-1] if self._pending else None
         if isinstance(event, Tokens) and isinstance(last, Tokens):
             self._pending[-1] = Tokens(last.count + event.count, last.data + event.data)
+        elif isinstance(event, HttpChunk) and isinstance(last, HttpChunk) and _may_join(last, event):
+            self._pending[-1] = HttpChunk(last.status, last.headers, last.data + event.data)
         else:
             self._pending.append(event)
         self._wake.set()
@@ -74,3 +82,7 @@ class Outlet:
         except TimeoutError:
             return self._wake.is_set()
         return True
+
+
+def _may_join(last: HttpChunk, more: HttpChunk) -> bool:
+    return not more.status and len(last.data) + len(more.data) <= MAX_JOINED_BYTES

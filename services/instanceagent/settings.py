@@ -9,7 +9,15 @@ from pydantic import Field, model_validator
 
 from dualmap.core.engine_model import EngineOptions
 from dualmap.core.state import PrefillCost, QueuePolicy
-from dualmap.runtime.settings import Block, CommaList, MetricsSettings, Port, ServerSettings, ServiceSettings
+from dualmap.runtime.settings import (
+    Block,
+    CommaList,
+    MetricsSettings,
+    Port,
+    ServerSettings,
+    ServiceSettings,
+    is_loopback,
+)
 from services.instanceagent.instance_values import InstanceOptions
 
 _POLICIES = {"slo": QueuePolicy.SLO, "hit_first": QueuePolicy.HIT_FIRST, "fifo": QueuePolicy.FIFO}
@@ -33,6 +41,26 @@ class AgentMetricsSettings(MetricsSettings):
     port: Port | None = Field(default=9080, description="0 is any free port; none serves no metrics.")
 
 
+class HttpSettings(Block):
+    """The OpenAI-compatible port."""
+
+    host: str | None = Field(default=None, description="Address to listen on; absent, the server's, as it is as open.")
+    port: Port | None = Field(default=8080, description="0 is any free port; none serves no OpenAI requests.")
+    max_body_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=1024,
+        le=24 * 1024 * 1024,
+        description="Largest body; with its tokens it must fit into one message between agents.",
+    )
+    body_timeout_s: float = Field(default=30.0, gt=0, le=600, description="Longest wait for a body.")
+    max_requests: int = Field(
+        default=16_384, ge=1, le=1_000_000, description="Requests at once; the queue's own bounds refuse earlier."
+    )
+    loras: CommaList = Field(
+        default=(), max_length=1_024, description="Adapters of the first model that requests may name as their model."
+    )
+
+
 class AgentSettings(Block):
     """Who the agent is, and how it queues."""
 
@@ -51,7 +79,9 @@ class AgentSettings(Block):
         default=None,
         description="Host that others reach this agent at; absent: the one it listens on, or the machine's name.",
     )
-    http_address: str = Field(default="", description="host:port of an OpenAI port in front of it; empty: none.")
+    http_address: str = Field(
+        default="", description="host:port announced for the OpenAI port; absent: where it listens, for one behind NAT."
+    )
     weight: float = Field(default=1.0, gt=0, le=16, description="Share of the ring against an instance of weight 1.")
     role: Literal["mixed", "prefill", "decode"] = Field(default="mixed", description="What the instance serves.")
     queue_policy: Literal["slo", "hit_first", "fifo"] = Field(
@@ -142,6 +172,7 @@ class Settings(ServiceSettings):
 
     server: AgentServerSettings = AgentServerSettings()
     metrics: AgentMetricsSettings = AgentMetricsSettings()
+    http: HttpSettings = HttpSettings()
     agent: AgentSettings = AgentSettings()
     engine: EngineSettings = EngineSettings()
 
@@ -149,4 +180,14 @@ class Settings(ServiceSettings):
     def _refuse_contradictions(self) -> Self:
         if self.agent.max_wait_ms < self.pool.ttft_slo_ms:
             raise ValueError("agent.max_wait_ms is below pool.ttft_slo_ms: requests would be refused in time")
+        http_host = self.http.host or self.server.host
+        if not self.server.insecure and not is_loopback(http_host):
+            raise ValueError("http.host reaches beyond this machine; say server.insecure: true to allow it")
+        if self.http.port and self.http.port in (self.server.port, self.metrics.port):
+            raise ValueError("http.port is also the port of the server or of metrics")
         return self
+
+    @property
+    def http_host(self) -> str:
+        """Address of the OpenAI port."""
+        return self.http.host or self.server.host

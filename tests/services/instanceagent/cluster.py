@@ -39,6 +39,7 @@ def settings(
         {
             "server": {"port": 0, "drain_grace_s": 0.2},
             "metrics": {"port": None},
+            "http": {"port": 0},
             "agent": {"id": name, "ring_managers": ring, "drain_timeout_s": 10, **(agent or {})},
             "engine": {
                 "prefill_ms": 2.0,

@@ -194,7 +194,7 @@ async def test_a_follower_too_slow_is_cut_off_and_its_job_cancelled() -> None:
     request = bench.admit("r1", seed=1)
     bench.engine.tell(1, engines.FirstToken(0, 0.1))
     for _ in range(MAX_PENDING_EVENTS + 1):
-        bench.engine.tell(1, engines.HttpChunk(b"x"))
+        bench.engine.tell(1, engines.HttpChunk(b"x", 200))
     assert request.phase is Phase.DONE
     assert bench.engine.cancelled == [1]
     assert isinstance((await _heard(request))[1], Overloaded)

@@ -24,6 +24,7 @@ async def _process(ring: FakeRing) -> AsyncIterator[tuple[asyncio.subprocess.Pro
         **os.environ,
         "DUALMAP_SERVER__PORT": "0",
         "DUALMAP_METRICS__PORT": "0",
+        "DUALMAP_HTTP__PORT": "0",
         "DUALMAP_AGENT__ID": "p",
         "DUALMAP_AGENT__RING_MANAGERS": ring.address,
         "DUALMAP_ENGINE__FAULTS": "true",

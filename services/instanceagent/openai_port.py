@@ -1,0 +1,70 @@
+"""Puts the OpenAI port of an agent together: routers, prompts, front door, HTTP. Only `app` calls it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from uuid import uuid4
+
+from dualmap.client.routers import Routers
+from dualmap.runtime.clock import Clock
+from services.instanceagent.agent import Agent
+from services.instanceagent.front_door import ROUTE_WITHIN_S, DoorParts, FrontDoor
+from services.instanceagent.handover import Handovers
+from services.instanceagent.http_port import HttpOptions, HttpParts, HttpPort
+from services.instanceagent.metrics import AgentMetrics
+from services.instanceagent.openai_call import ModelNames
+from services.instanceagent.prompts import Prompts
+from services.instanceagent.settings import Settings
+
+ROUTER_TRY_S = ROUTE_WITHIN_S / 2
+"""A router that hangs leaves time for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiParts:
+    """What the port stands before, and where its numbers go."""
+
+    agent: Agent
+    handovers: Handovers
+    metrics: AgentMetrics
+    clock: Clock
+
+
+async def serve_openai(stack: AsyncExitStack, settings: Settings, given: OpenAiParts) -> HttpPort | None:
+    """Serve it until the stack closes; None where settings want none. Raises StartError."""
+    if settings.http.port is None:
+        return None
+    agent, metrics, clock = given.agent, given.metrics, given.clock
+    pool = metrics.pool
+    names = ModelNames(settings.pool.models, settings.http.loras)
+    routers = None
+    if settings.agent.routers:
+        routers = Routers(settings.agent.routers, ROUTER_TRY_S)
+        stack.push_async_callback(routers.close)
+    engines = [instance.engine for instance in agent.instances.values()]
+    prompts = Prompts(engines, lambda reason: metrics.byte_prompts.labels(pool=pool, reason=reason).inc())
+    door = FrontDoor(
+        agent,
+        given.handovers,
+        DoorParts(
+            routers, prompts, names, clock, lambda reason: metrics.front_door.labels(pool=pool, reason=reason).inc()
+        ),
+    )
+    options = HttpOptions(
+        host=settings.http_host,
+        port=settings.http.port,
+        max_body_bytes=settings.http.max_body_bytes,
+        body_within_s=settings.http.body_timeout_s,
+        max_requests=settings.http.max_requests,
+        stop_grace_s=settings.server.drain_grace_s,
+    )
+    parts = HttpParts(
+        agent=agent,
+        door=door,
+        names=names,
+        clock=clock,
+        new_id=lambda: f"http-{uuid4().hex}",
+        count=lambda reason: metrics.http_answers.labels(pool=pool, reason=reason).inc(),
+    )
+    return await stack.enter_async_context(HttpPort(options, parts))
