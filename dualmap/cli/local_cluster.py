@@ -23,6 +23,11 @@ from dualmap.core.membership import InstanceState, RingSnapshot
 from dualmap.core.state import PrefillCost
 from dualmap.rpc.health_calls import wait_serving
 from dualmap.rpc.ring_calls import RingCallError, RingCalls
+from dualmap.runtime.lifetime import StartError as CannotStart
+from dualmap.runtime.redis_start import require_redis
+from dualmap.runtime.settings import ServiceSettings
+from dualmap.runtime.settings_loader import load_settings
+from dualmap.store.connection import connect
 
 MIN_PERIOD_MS = 20
 """Shortest poll and rebalance period: below it the processes of one machine only disturb each other."""
@@ -32,10 +37,16 @@ READY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What to start. Costs and periods are given in trace time and divided by ``speed`` on the way in."""
+    """What to start. Costs and periods are given in trace time and divided by ``speed`` on the way in.
+
+    ``keep_data``: the embedded Valkey writes what it is told, so that it can be killed and come back with it.
+    """
 
     instances: int = 4
     routers: int = 1
+    ring_managers: int = 1
+    collectors: int = 1
+    rebalancers: int = 1
     speed: float = 1.0
     ttft_slo_ms: int = 5_000
     poll_ms: int = 100
@@ -49,6 +60,7 @@ class LocalOptions:
     queue_policy: str = "slo"
     binding: str = "early"
     engine_faults: bool = False
+    keep_data: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def period_ms(self, trace_ms: int) -> int:
@@ -91,13 +103,25 @@ class LocalCluster:
         return [name for name, s in self.services.items() if name.rsplit("-", 1)[0] == role and s.running]
 
     async def start(self, name: str) -> RunningService:
-        """Start the service of this name (again); where it runs already, StartError from its port stays away."""
-        self.services[name] = service = await start_service(self._specs()[name])
+        """Start the service of this name, again at the ports it had: others know it by them. Raises StartError."""
+        former = self.services.get(name)
+        service = await start_service(self._spec(name, former))
+        self.services[name] = service
+        if former is not None:
+            await former.stop(0.0)
         return service
 
     async def ring(self, timeout_s: float = 2.0) -> RingSnapshot:
-        """The ring as a ring manager has it now. Raises RingCallError."""
-        return await current_ring(self.services["ringmanager-1"].address, self.pool, timeout_s)
+        """The ring as the first ring manager that answers has it now. Raises RingCallError."""
+        failure: RingCallError | None = None
+        for name in self.role("ringmanager"):
+            try:
+                return await current_ring(self.services[name].address, self.pool, timeout_s)
+            except RingCallError as error:
+                failure = error
+        if failure is None:
+            raise StartError("no ring manager runs")
+        raise failure
 
     @property
     def pool(self) -> str:
@@ -105,10 +129,13 @@ class LocalCluster:
         return os.environ.get("DUALMAP_POOL__NAME", "default")
 
     async def _start(self) -> None:
-        if not self.redis_url:
-            self.valkey = await EmbeddedValkey.start(self.folder)
+        if self.redis_url:
+            await _require_given_redis()
+        else:
+            self.valkey = await EmbeddedValkey.start(self.folder, self.options.keep_data)
             self.redis_url = self.valkey.url
-        await self.start("ringmanager-1")
+        # The others are told where the ring managers are.
+        await self._start_together([name for name in self._specs() if name.startswith("ringmanager")])
         rest = [name for name in self._specs() if not name.startswith("ringmanager")]
         # Agents are told where the routers are, for their front doors.
         await self._start_together([name for name in rest if not name.startswith("agent")])
@@ -153,15 +180,18 @@ class LocalCluster:
 
     def _specs(self) -> dict[str, ServiceSpec]:
         options = self.options
-        names = ["ringmanager-1", "statecollector-1"]
-        names += ["rebalancer-1"] if options.rebalance else []
+        names = [f"ringmanager-{i}" for i in range(1, options.ring_managers + 1)]
+        names += [f"statecollector-{i}" for i in range(1, options.collectors + 1)]
+        names += [f"rebalancer-{i}" for i in range(1, options.rebalancers + 1)] if options.rebalance else []
         names += [f"router-{i}" for i in range(1, options.routers + 1)]
         names += [f"agent-{i}" for i in range(1, options.instances + 1)]
         return {name: self._spec(name) for name in names}
 
-    def _spec(self, name: str) -> ServiceSpec:
+    def _spec(self, name: str, former: RunningService | None = None) -> ServiceSpec:
         role = name.rsplit("-", 1)[0]
         environment = self._shared_environment() | self._role_environment(role, name) | dict(self.options.environment)
+        if former is not None:
+            environment["DUALMAP_SERVER__PORT"] = str(former.serving["port"])
         module = "services.instanceagent" if role == "agent" else f"services.{role}"
         return ServiceSpec(name, module, environment, self.folder / f"{name}.log")
 
@@ -184,7 +214,8 @@ class LocalCluster:
             case "rebalancer":
                 return {"DUALMAP_REBALANCE__PERIOD_MS": str(options.period_ms(options.rebalance_ms))}
             case "router":
-                return {"DUALMAP_ROUTER__RING_MANAGERS": ring_managers}
+                ring_file = str(self.folder / f"{name}.ring")
+                return {"DUALMAP_ROUTER__RING_MANAGERS": ring_managers, "DUALMAP_ROUTER__RING_FILE": ring_file}
             case _:
                 return self._agent_environment(name, ring_managers)
 
@@ -206,6 +237,17 @@ class LocalCluster:
             "DUALMAP_ENGINE__DECODE_TOKENS_PER_S": str(options.decode_tokens_per_s * options.speed),
             "DUALMAP_ENGINE__FAULTS": "true" if options.engine_faults else "false",
         }
+
+
+async def _require_given_redis() -> None:
+    settings = load_settings(ServiceSettings, []).redis
+    client = connect(settings.options("dualmap-cli"))
+    try:
+        await require_redis(client, settings)
+    except CannotStart as error:
+        raise StartError(str(error)) from None
+    finally:
+        await client.aclose()
 
 
 async def current_ring(address: str, pool: str, timeout_s: float) -> RingSnapshot:

@@ -55,10 +55,14 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class LeaderCallbacks:
-    """What to do on gaining (with the fencing epoch) and on losing the lead; both short, as renewals wait for them."""
+    """What to do on gaining (with the fencing epoch) and on losing the lead; both short, as renewals wait for them.
+
+    ``store_failed`` is told of each call that the store did not answer.
+    """
 
     gained: Callable[[int], Awaitable[None]]
     lost: Callable[[], Awaitable[None]]
+    store_failed: Callable[[], None] | None = None
 
 
 class Leadership:
@@ -68,6 +72,7 @@ class Leadership:
         self, store: LeaseStore, terms: LeaseTerms, callbacks: LeaderCallbacks, clock: Clock | None = None
     ) -> None:
         self.store_failures = 0
+        self._store_failing = False
         self.terms = terms
         self._store = store
         self._callbacks = callbacks
@@ -146,11 +151,19 @@ class Leadership:
             _log.exception("leadership_end_failed", lease=self.terms.name, error=type(error).__name__)
 
     async def _ask(self, what: str, answer: Awaitable[T]) -> T | None:
-        """The store's answer; None, counted and logged, when it gave none within a renewal's time."""
+        """The store's answer; None when there was none within a renewal's time: counted, and the first of a row logged."""
         try:
             async with asyncio.timeout(self.terms.renew_ms / 1000):
-                return await answer
+                given = await answer
         except Exception as error:
             self.store_failures += 1
-            _log.warning("lease_store_failed", lease=self.terms.name, call=what, error=type(error).__name__)
+            if self._callbacks.store_failed is not None:
+                self._callbacks.store_failed()
+            if not self._store_failing:
+                self._store_failing = True
+                _log.warning("lease_store_failed", lease=self.terms.name, call=what, error=type(error).__name__)
             return None
+        if self._store_failing:
+            self._store_failing = False
+            _log.info("lease_store_back", lease=self.terms.name, failures=self.store_failures)
+        return given

@@ -15,9 +15,17 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dualmap.store.connection import RedisOptions, SentinelOptions
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
+
+
+SERVICE_KEYS = frozenset(
+    {"router", "ring", "lease", "heat", "leader_lease_s", "poll", "share", "rebalance", "agent", "engine", "http"}
+)
+"""Top-level keys that only some service reads: one file serves all, so each passes over those of the others."""
 
 
 def _split_commas(value: object) -> object:
@@ -28,6 +36,13 @@ def _split_commas(value: object) -> object:
 
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
 """Several names: a list in YAML, separated by commas in a variable."""
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65_536):
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -65,18 +80,52 @@ class RedisSettings(Block):
     retries: int = Field(
         default=1, ge=0, le=5, description="Second tries of a command; the client's own ten would outlast a lease."
     )
-    sentinel_master: str | None = Field(
-        default=None, description="Master's name at the sentinels. Not built yet: must be absent."
+    start_timeout_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=600,
+        description="Longest wait for a first answer at start; a server that starts beside us needs a second or two.",
     )
+    sentinels: CommaList = Field(
+        default=(), description="host:port of each sentinel. The url then gives scheme, user, password and database."
+    )
+    sentinel_master: str | None = Field(default=None, description="Master's name at the sentinels.")
+    sentinel_username: str = Field(default="", description="User at the sentinels, where they ask for one.")
+    sentinel_password: SecretStr = Field(default=SecretStr(""), description="Password at the sentinels.")
 
     @model_validator(mode="after")
     def _refuse_what_cannot_work(self) -> Self:
         scheme = urlsplit(self.url).scheme
         if scheme not in {"redis", "rediss", "unix"}:
             raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {scheme or 'nothing'}")
-        if self.sentinel_master is not None:
-            raise ValueError("sentinel_master is not built yet; give the url of one server")
+        if bool(self.sentinels) != bool(self.sentinel_master):
+            raise ValueError("sentinels and sentinel_master belong together; one of them is missing")
+        if self.sentinels and scheme == "unix":
+            raise ValueError("sentinels name hosts: the url must begin with redis:// or rediss://")
+        for address in self.sentinels:
+            _host_and_port(address)
         return self
+
+    def options(self, client_name: str) -> RedisOptions:
+        """The same for the store's client; ``client_name`` is what CLIENT LIST shows."""
+        sentinel = None
+        if self.sentinel_master is not None:
+            sentinel = SentinelOptions(
+                tuple(_host_and_port(address) for address in self.sentinels),
+                self.sentinel_master,
+                self.sentinel_username,
+                self.sentinel_password.get_secret_value(),
+            )
+        return RedisOptions(
+            self.url, self.socket_timeout_s, self.connect_timeout_s, self.retries, client_name, sentinel
+        )
+
+    @property
+    def where(self) -> str:
+        """The server in words for an operator, without secrets."""
+        if self.sentinels:
+            return f"master {self.sentinel_master} at sentinels {', '.join(self.sentinels)}"
+        return mask_password(self.url)
 
 
 class ServerSettings(Block):

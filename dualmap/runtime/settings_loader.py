@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from dualmap.runtime.settings import ServiceSettings, variable_name
+from dualmap.runtime.settings import SERVICE_KEYS, ServiceSettings, variable_name
 
 EXIT_BAD_SETTING = 2
 
@@ -22,6 +22,8 @@ S = TypeVar("S", bound=ServiceSettings)
 
 def load_settings(kind: type[S], argv: Sequence[str] | None = None) -> S:
     """Settings from `DUALMAP_…` variables and the YAML file of `--config` or DUALMAP_CONFIG.
+
+    One file may hold the blocks of all services: those of others are passed over, a block of nobody is refused.
 
     ``argv`` is without the program's name; absent, the process's own. Raises SystemExit(2) after saying what is wrong.
     """
@@ -32,7 +34,7 @@ def load_settings(kind: type[S], argv: Sequence[str] | None = None) -> S:
     if path is None and os.environ.get("DUALMAP_CONFIG"):
         path = Path(os.environ["DUALMAP_CONFIG"])
     try:
-        return kind(**(_read_yaml(path) if path else {}))
+        return kind(**(_own_part(kind, _read_yaml(path)) if path else {}))
     except ValidationError as error:
         problems = [_problem_line(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
     except (SettingsError, _BadFileError) as error:
@@ -40,6 +42,10 @@ def load_settings(kind: type[S], argv: Sequence[str] | None = None) -> S:
     for problem in problems:
         print(f"bad setting: {problem}", file=sys.stderr)  # noqa: T201  (logs are not set up before settings are)
     raise SystemExit(EXIT_BAD_SETTING)
+
+
+def _own_part(kind: type[ServiceSettings], content: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key in kind.model_fields or key not in SERVICE_KEYS}
 
 
 class _BadFileError(Exception):

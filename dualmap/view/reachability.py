@@ -1,4 +1,8 @@
-"""Tells a dead instance from a blind observer: when most of a pool vanishes at once, it is the observer that failed."""
+"""Tells a dead instance from a blind observer: when most of a pool vanishes at once, it is the observer that failed.
+
+So the only member of a pool is never skipped for being unreachable: nobody else could take its work, and if it is dead
+its lease ends within seconds. Of two, one may be.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
 from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import Telemetry, start_telemetry
-from dualmap.store.connection import RedisOptions, connect
+from dualmap.store.connection import connect
 from dualmap.store.leases import RedisLeases
 from dualmap.view.cluster_view import ClusterView
 from dualmap.view.events import ViewEvent
@@ -49,6 +50,7 @@ class App:
         self.metrics_port: int | None = None
         self.health = Health()
         self._registry = new_registry()
+        self._metrics = RebalancerMetrics(self._registry, settings.pool.name)
         self._stack = AsyncExitStack()
         self._leadership: Leadership | None = None
 
@@ -78,8 +80,12 @@ class App:
             exposition = Exposition(self._registry, settings.metrics_host, settings.metrics.port, self.health)
             stack.callback(exposition.stop)
             self.metrics_port = exposition.port
-        client = connect(_redis_options(settings))
+        options = settings.redis.options("dualmap-rebalancer")
+        # Two, so that renewals wait for nobody's blocking read and a slow server is not taken for a lost one.
+        client, patient = connect(options), connect(options.for_following())
         stack.push_async_callback(client.aclose)
+        stack.push_async_callback(patient.aclose)
+        await require_redis(client, settings.redis)
         view = self._view()
         agents = await stack.enter_async_context(QueueCalls(telemetry))
         rounds = self._rounds(view, agents, telemetry)
@@ -87,7 +93,7 @@ class App:
         register(server, RebalancerServicer(settings.pool.name, rounds))
         self.port = await server.start()
         stack.push_async_callback(server.stop)
-        await self._start_loops(stack, client, view, rounds)
+        await self._start_loops(stack, client, Follower(view, patient, settings.pool.name), rounds)
 
     def _view(self) -> ClusterView:
         events = Counter(
@@ -102,13 +108,13 @@ class App:
 
     def _rounds(self, view: ClusterView, agents: QueueCalls, telemetry: Telemetry) -> Rounds:
         outside = Outside(view, agents, self._fencing_epoch, time.monotonic, telemetry.tracer("dualmap.rebalancer"))
-        return Rounds(self.settings.rebalance, outside, RebalancerMetrics(self._registry, self.settings.pool.name))
+        return Rounds(self.settings.rebalance, outside, self._metrics)
 
     def _fencing_epoch(self) -> int | None:
         return self._leadership.epoch if self._leadership is not None else None
 
-    async def _start_loops(self, stack: AsyncExitStack, client: Redis, view: ClusterView, rounds: Rounds) -> None:
-        settings = self.settings
+    async def _start_loops(self, stack: AsyncExitStack, client: Redis, follower: Follower, rounds: Rounds) -> None:
+        settings, view = self.settings, follower.view
         vital = self.health.component("loops", gates=False, vital=True)
         loops = PeriodicMetrics(self._registry)
         ring, redis = self.health.component("ring", gates=False), self.health.component("redis", gates=False)
@@ -117,7 +123,6 @@ class App:
         async def show_health() -> None:
             _show(view, ring, redis)
 
-        follower = Follower(view, client, settings.pool.name)
         await stack.enter_async_context(running("follower", follower.run, vital))
         for name, work, period_s in (
             ("rounds", rounds.turn, settings.rebalance.period_ms / 1_000),
@@ -130,7 +135,7 @@ class App:
         owner = f"{settings.server.reachable_host}:{self.port}#{token_hex(8)}"
         terms = LeaseTerms(LEASE_NAME, owner, ttl_ms, ttl_ms // 5, ttl_ms // 6)
         leases = RedisLeases(client, settings.pool.name)
-        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost))
+        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost, self._metrics.lease_failures.inc))
         await stack.enter_async_context(running("leadership", self._leadership.run, vital))
 
 
@@ -159,8 +164,3 @@ async def _gained(_epoch: int) -> None: ...
 
 
 async def _lost() -> None: ...
-
-
-def _redis_options(settings: Settings) -> RedisOptions:
-    redis = settings.redis
-    return RedisOptions(redis.url, redis.socket_timeout_s, redis.connect_timeout_s, redis.retries, "dualmap-rebalancer")

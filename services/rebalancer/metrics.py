@@ -23,6 +23,7 @@ class RebalancerMetrics:
         self.list_failures = counter("list_failures", "Queues that were not told in time.")
         self.migrate_failures = counter("migrate_failures", "Batches that were not answered.")
         self.unlead_rounds = counter("rounds_not_leading", "Plans dropped because the lead was lost before sending.")
+        self.lease_failures = counter("lease_failures", "Calls about the leadership that Redis did not answer.")
         self._planned = Counter(
             "dualmap_rebalancer_planned_moves", "Moves planned.", ["pool", "reason"], registry=registry
         )

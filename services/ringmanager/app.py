@@ -22,8 +22,9 @@ from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
 from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import start_telemetry
-from dualmap.store.connection import RedisOptions, StoreError, connect
+from dualmap.store.connection import StoreError, connect
 from dualmap.store.leases import RedisLeases
 from dualmap.store.ring_store import RingStore
 from dualmap.store.state_store import StateStore
@@ -49,6 +50,7 @@ class App:
         self.metrics_port: int | None = None
         self.health = Health()
         self._registry = new_registry()
+        self._metrics = RingManagerMetrics(self._registry, settings.pool.name)
         self._stack = AsyncExitStack()
         self._leadership: Leadership | None = None
         self._leader: str | None = None
@@ -79,8 +81,9 @@ class App:
             exposition = Exposition(self._registry, settings.metrics_host, settings.metrics.port, self.health)
             stack.callback(exposition.stop)
             self.metrics_port = exposition.port
-        client = connect(_redis_options(settings))
+        client = connect(settings.redis.options("dualmap-ringmanager"))
         stack.push_async_callback(client.aclose)
+        await require_redis(client, settings.redis)
         keeper = self._keeper(client)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
         register(server, RingManagerServicer(settings.pool.name, keeper))
@@ -112,7 +115,7 @@ class App:
             rules,
             Publisher(stores, lambda: time.time_ns() // 1_000_000),
             Lead(lambda: self._leadership.epoch if self._leadership else None, lambda: self._leader),
-            RingManagerMetrics(self._registry, pool),
+            self._metrics,
             time.monotonic,
         )
 
@@ -143,7 +146,7 @@ class App:
         terms = LeaseTerms(
             LEASE_NAME, f"{settings.server.reachable_host}:{self.port}#{token_hex(8)}", ttl_ms, ttl_ms // 5, ttl_ms // 6
         )
-        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost))
+        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost, self._metrics.lease_failures.inc))
         await stack.enter_async_context(running("leadership", self._leadership.run, vital))
 
 
@@ -169,10 +172,3 @@ async def _gained(_epoch: int) -> None: ...
 
 
 async def _lost() -> None: ...
-
-
-def _redis_options(settings: Settings) -> RedisOptions:
-    redis = settings.redis
-    return RedisOptions(
-        redis.url, redis.socket_timeout_s, redis.connect_timeout_s, redis.retries, "dualmap-ringmanager"
-    )

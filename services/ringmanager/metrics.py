@@ -31,6 +31,7 @@ class RingManagerMetrics:
         self.published = counter("published", "Rings published.")
         self.refused = counter("publications_refused", "Rings that Redis did not take: fenced, moved or unanswered.")
         self.failed_turns = counter("turns_without_effect", "Turns that Redis, or another leader, let come to nothing.")
+        self.lease_failures = counter("lease_failures", "Calls about the leadership that Redis did not answer.")
         self.taken_over = counter("reigns", "Times this process took over the lead.")
         self.joined = counter("joined", "Instances that joined, again or anew.")
         self.expired = counter("expired", "Instances removed because their lease ended.")

@@ -28,8 +28,10 @@ from dualmap.runtime.health import Component, Health
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
+from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import Telemetry, start_telemetry
-from dualmap.store.connection import RedisOptions, StoreError, connect, server_problems
+from dualmap.store.connection import StoreError, connect, server_problems
+from dualmap.store.packing import UnreadableValueError
 from dualmap.view.cluster_view import ClusterView, ViewOptions
 from dualmap.view.events import ViewEvent
 from dualmap.view.follower import Follower
@@ -107,12 +109,19 @@ class App:
             exposition = Exposition(self._registry, settings.metrics_host, settings.metrics.port, self.health)
             stack.callback(exposition.stop)
             self.metrics_port = exposition.port
-        client = connect(_redis_options(settings))
+        options = settings.redis.options("dualmap-router")
+        # Two, so that the check waits for nobody's blocking read and a slow server is not taken for a lost one.
+        client, patient = connect(options), connect(options.for_following())
         stack.push_async_callback(client.aclose)
+        stack.push_async_callback(patient.aclose)
+        ring_file = _ring_file(settings)
+        if not _usable(ring_file, settings.pool.name):
+            await require_redis(client, settings.redis)
         per_report = settings.router.heat_samples_per_s * settings.router.heat_period_ms // 1000
         sampler = HeatSampler(max(1, per_report), random.random)
         decider = Decider(self.view, self._facts(), self.metrics, sampler, random.random)
-        await self._start_loops(stack, client, decider)
+        follower = Follower(self.view, patient, settings.pool.name, ring_file=ring_file)
+        await self._start_loops(stack, client, follower, decider)
         self._start_heat(stack, sampler)
         await self._start_server(stack, decider, telemetry)
         _prefer_calls()
@@ -159,12 +168,9 @@ class App:
         reporter.start(self.settings.router.heat_period_ms / 1000)
         stack.callback(reporter.stop)
 
-    async def _start_loops(self, stack: AsyncExitStack, client: Redis, decider: Decider) -> None:
+    async def _start_loops(self, stack: AsyncExitStack, client: Redis, follower: Follower, decider: Decider) -> None:
         loops = PeriodicMetrics(self._registry)
         vital = self.health.component("loops", gates=False, vital=True)
-        path = self.settings.router.ring_file
-        ring_file = RingFile(path) if path is not None else None
-        follower = Follower(self.view, client, self.settings.pool.name, ring_file=ring_file)
         watch = _Watch(self.view, self.health)
         redis_check = _RedisCheck(client, self.health.component("redis_config", gates=False), self.metrics)
 
@@ -253,6 +259,15 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         await stop.wait()
 
 
-def _redis_options(settings: Settings) -> RedisOptions:
-    redis = settings.redis
-    return RedisOptions(redis.url, redis.socket_timeout_s, redis.connect_timeout_s, redis.retries, "dualmap-router")
+def _ring_file(settings: Settings) -> RingFile | None:
+    path = settings.router.ring_file
+    return RingFile(path) if path is not None else None
+
+
+def _usable(ring_file: RingFile | None, pool: str) -> bool:
+    """Whether a router can start from the file, degraded, should Redis not answer."""
+    try:
+        return ring_file is not None and ring_file.load(pool) is not None
+    except (OSError, UnreadableValueError) as error:
+        _log.warning("ring_file_unusable", error=str(error))
+        return False

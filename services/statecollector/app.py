@@ -21,8 +21,9 @@ from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
 from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import start_telemetry
-from dualmap.store.connection import RedisOptions, connect
+from dualmap.store.connection import connect
 from dualmap.store.leases import CollectorRegister
 from dualmap.store.ring_store import RingStore
 from dualmap.store.state_store import StateStore
@@ -86,10 +87,11 @@ class App:
             exposition = Exposition(self._registry, settings.metrics_host, settings.metrics.port, self.health)
             stack.callback(exposition.stop)
             self.metrics_port = exposition.port
-        options = _redis_options(settings)
+        options = settings.redis.options("dualmap-statecollector")
         client, patient = connect(options), connect(options.for_following())
         stack.push_async_callback(client.aclose)
         stack.push_async_callback(patient.aclose)
+        await require_redis(client, settings.redis)
         roster = self._roster = await self._make_roster(stack, client)
         directory = Directory(StateStore(client, settings.pool.name), roster, self._metrics)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
@@ -136,10 +138,3 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port}
         print(json.dumps(line), flush=True)  # noqa: T201  (parents find the ports by it)
         await stop.wait()
-
-
-def _redis_options(settings: Settings) -> RedisOptions:
-    redis = settings.redis
-    return RedisOptions(
-        redis.url, redis.socket_timeout_s, redis.connect_timeout_s, redis.retries, "dualmap-statecollector"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from dualmap.runtime.leadership import LeaderCallbacks, Leadership, LeaseTerms
 from tests.fake_clock import FakeClock
@@ -115,6 +116,35 @@ async def test_the_leader_steps_down_before_its_lease_can_end() -> None:
 
     assert leader.leadership.epoch == 2
     await leader.end()
+
+
+async def test_a_store_away_is_logged_once_and_counted_each_time() -> None:
+    """Two lines for an outage of any length: when it began and when it ended."""
+    clock = FakeClock()
+    leases = _Leases(clock)
+    counted: list[int] = []
+    leases.failing = True
+    stop = asyncio.Event()
+    callbacks = LeaderCallbacks(_nothing_gained, _nothing_lost, lambda: counted.append(1))
+    leadership = Leadership(leases, LeaseTerms("ring", "a"), callbacks, clock)
+    with capture_logs() as logs:
+        task = asyncio.create_task(leadership.run(stop))
+        await clock.advance(10.0)
+        leases.failing = False
+        await clock.advance(1.0)
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+    events = [line["event"] for line in logs]
+    assert events.count("lease_store_failed") == 1
+    assert events.count("lease_store_back") == 1
+    assert len(counted) == leadership.store_failures > 10
+
+
+async def _nothing_gained(_epoch: int) -> None: ...
+
+
+async def _nothing_lost() -> None: ...
 
 
 async def test_a_leader_that_hung_does_not_act() -> None:

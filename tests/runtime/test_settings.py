@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
-from dualmap.runtime.settings import Block, CommaList, ServiceSettings, is_loopback, mask_password
+from dualmap.runtime.settings import SERVICE_KEYS, Block, CommaList, ServiceSettings, is_loopback, mask_password
 from dualmap.runtime.settings_loader import load_settings
 
 
@@ -89,7 +90,7 @@ def test_each_mistake_gets_one_line_with_both_its_names(
         ({"DUALMAP_METRICS__HOST": "0.0.0.0"}, "metrics.host"),
         ({"DUALMAP_SERVER__TLS_CERT_PATH": "/cert"}, "TLS is not built yet"),
         ({"DUALMAP_REDIS__URL": "http://127.0.0.1"}, "redis://"),
-        ({"DUALMAP_REDIS__SENTINEL_MASTER": "mymaster"}, "not built yet"),
+        ({"DUALMAP_REDIS__SENTINEL_MASTER": "mymaster"}, "belong together"),
         ({"DUALMAP_SERVER__PORT": "7000", "DUALMAP_METRICS__PORT": "7000"}, "same port"),
         ({"DUALMAP_SERVER__SPEED": "1"}, "unknown key"),
         ({"DUALMAP_POOL__NAME": "{x}"}, "pool.name"),
@@ -185,3 +186,68 @@ def test_loopback_is_told_from_the_rest(host: str, loopback: bool) -> None:
 def test_a_url_without_password_is_left_as_it_is() -> None:
     """Only what must be hidden is hidden."""
     assert mask_password("unix:///run/redis.sock") == "unix:///run/redis.sock"
+
+
+def test_one_file_serves_all_services(tmp_path: Path) -> None:
+    """Blocks of other services are passed over, whatever they hold: those services check them themselves."""
+    file = tmp_path / "dualmap.yaml"
+    file.write_text("pool: {name: p}\nagent: {routers: [a]}\nrouter: {threads: 3}\npoll: {interval_ms: 50}\nheat: {}\n")
+
+    settings = load_settings(_Settings, ["--config", str(file)])
+
+    assert (settings.pool.name, settings.agent.routers) == ("p", ("a",))
+
+
+def test_a_block_of_no_service_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt block must not be taken for another service's."""
+    file = tmp_path / "dualmap.yaml"
+    file.write_text("rooter: {threads: 3}\n")
+
+    assert _refused(capsys, ["--config", str(file)]) == ["bad setting: rooter (DUALMAP_ROOTER): unknown key"]
+
+
+@pytest.mark.parametrize("service", ["instanceagent", "rebalancer", "ringmanager", "router", "statecollector"])
+def test_every_block_a_service_reads_is_known_to_the_others(service: str) -> None:
+    """A new block that is not named in the shared list would be refused by four services."""
+    settings = importlib.import_module(f"services.{service}.settings").Settings
+
+    assert set(settings.model_fields) - set(ServiceSettings.model_fields) <= SERVICE_KEYS
+
+
+@pytest.mark.parametrize(
+    ("redis", "problem"),
+    [
+        ("sentinels: [a:1]", "belong together"),
+        ("sentinel_master: m", "belong together"),
+        ("sentinels: [a], sentinel_master: m", "not host:port"),
+        ("url: 'unix:///r', sentinels: [a:1], sentinel_master: m", "sentinels name hosts"),
+    ],
+)
+def test_half_a_sentinel_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], redis: str, problem: str
+) -> None:
+    """What cannot be reached is said at start."""
+    file = tmp_path / "dualmap.yaml"
+    file.write_text(f"redis: {{{redis}}}\n")
+
+    (line,) = _refused(capsys, ["--config", str(file)])
+
+    assert problem in line
+
+
+def test_sentinels_become_the_clients_options(tmp_path: Path) -> None:
+    """The URL gives user, password and database; what is printed holds no secret."""
+    file = tmp_path / "dualmap.yaml"
+    file.write_text(
+        "redis: {url: 'rediss://u:secret@ignored/2', sentinels: ['s1:26379', '[::1]:26380'], sentinel_master: m,"
+        " sentinel_password: hidden}\n"
+    )
+
+    settings = load_settings(_Settings, ["--config", str(file)])
+    options = settings.redis.options("test")
+
+    assert options.sentinel is not None
+    assert options.sentinel.sentinels == (("s1", 26379), ("::1", 26380))
+    assert (options.sentinel.master, options.sentinel.password) == ("m", "hidden")
+    assert "hidden" not in repr(options.sentinel) + str(settings.printable())
+    assert "secret" not in settings.redis.where + str(settings.printable())

@@ -23,6 +23,17 @@ def test_half_of_the_pool_may_be_dead() -> None:
     assert reachability.usable("c")
 
 
+def test_the_only_member_of_a_pool_is_always_usable() -> None:
+    """One of one is more than half: refusing it would help nobody, and its lease tells whether it lives."""
+    reachability = said(("a", 0))
+
+    assert reachability.judge({"a"}, 0)
+    assert reachability.usable("a")
+
+    reachability.judge({"a", "b"}, 0)
+    assert not reachability.usable("a")
+
+
 def test_more_than_half_at_once_is_not_believed() -> None:
     """Three of four within a lease: the observer failed, all stay usable, and it is said once."""
     reachability = said(("a", 0), ("b", 1_000), ("c", 2_000))
