@@ -37,6 +37,9 @@ from services.instanceagent.parity import ParityProbe, parity_failure
 FAILED_POLLS = 2
 """Polls in a row that fail until the engine counts as away."""
 
+PARITY_TRIES = 2
+"""A subscription takes effect a moment after its connection stands: the first events may go unheard."""
+
 ENGINE_BLOCK_TOKENS = 16
 """Tokens of an engine's block where it does not say."""
 
@@ -261,7 +264,10 @@ class HttpEngine:
         timeout_s = self._options.parity_timeout_s
         problem: str | None = "no_events"
         if self._follower is not None and await self._parts.clock.wait(self._follower.connected, timeout_s):
-            problem = await parity_failure(self._probe(), timeout_s)
+            for _ in range(PARITY_TRIES):
+                problem = await parity_failure(self._probe(), timeout_s)
+                if problem != "no_events":
+                    break
         self.parity_problem = problem
         if problem is not None:
             self._metrics.parity_failed(problem)
