@@ -38,20 +38,22 @@ class EventSplitter:
     """Cuts bytes where an event ends."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> bytes:
         """All events that are whole now, in one piece; the rest is kept. Raises BadStream."""
-        data = self._rest + data
-        cut = data.rfind(END)
+        rest = self._rest
+        looked_at = max(0, len(rest) - len(END) + 1)
+        rest += data
+        cut = rest.rfind(END, looked_at)
         if cut < 0:
-            self._rest = data
-            if len(data) > MAX_EVENT_BYTES:
+            if len(rest) > MAX_EVENT_BYTES:
                 raise BadStream("an event is too large")
             return b""
         cut += len(END)
-        self._rest = data[cut:]
-        return data[:cut]
+        whole = bytes(rest[:cut])
+        del rest[:cut]
+        return whole
 
 
 def events_of(whole: bytes) -> list[bytes]:
