@@ -32,14 +32,18 @@ async def until(condition: Callable[[], bool], what: str, within_s: float = 10.0
 
 
 def settings(
-    ring: str, name: str, agent: dict[str, Any] | None = None, engine: dict[str, Any] | None = None
+    ring: str,
+    name: str,
+    agent: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    http: dict[str, Any] | None = None,
 ) -> Settings:
     """An agent's settings, with a quick engine."""
     return Settings.model_validate(
         {
             "server": {"port": 0, "drain_grace_s": 0.2},
             "metrics": {"port": None},
-            "http": {"port": 0},
+            "http": {"port": 0, **(http or {})},
             "agent": {"id": name, "ring_managers": ring, "drain_timeout_s": 10, **(agent or {})},
             "engine": {
                 "prefill_ms": 2.0,
@@ -87,6 +91,7 @@ async def cluster(
     *names: str,
     agent: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    http: dict[str, Any] | None = None,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Cluster]:
     """Agents of these names, joined and knowing each other."""
@@ -95,7 +100,7 @@ async def cluster(
     built = Cluster(ring)
     try:
         for name in names:
-            built.agents[name] = await App(settings(ring.address, name, agent, engine), telemetry).__aenter__()
+            built.agents[name] = await App(settings(ring.address, name, agent, engine, http), telemetry).__aenter__()
         await until(lambda: all(knows(built, name, names) for name in names), "all agents know each other")
         yield built
     finally:
