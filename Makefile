@@ -10,7 +10,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --stri
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
-.PHONY: help demo up test check proto proto-check metrics compose-test bench lock clean
+.PHONY: help demo up test check proto proto-check metrics compose-test bench chaos lock clean
 
 help:
 	@echo "make demo    see DualMap work, in one terminal"
@@ -21,6 +21,7 @@ help:
 	@echo "make metrics regenerate docs/metrics.md from the code"
 	@echo "make compose-test  bring docker-compose.yml up, load it, break it, take it down"
 	@echo "make bench   measure and compare"
+	@echo "make chaos   kill and pause every part at random under load; within 12 minutes"
 	@echo "make lock    pin every dependency anew"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -78,6 +79,9 @@ compose-test: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/dualmap bench
+
+chaos: $(STAMP)
+	@$(BIN)/dualmap chaos
 
 lock: $(STAMP)
 	$(PIP_COMPILE) --extra dev --output-file requirements-dev.lock pyproject.toml

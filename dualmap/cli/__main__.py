@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dualmap.cli import demo, engine, explain, replay, ring, route, top, up
+from dualmap.cli import chaos, demo, engine, explain, replay, ring, route, top, up
 from dualmap.cli.processes import StartError
 from dualmap.core.errors import DualMapError
 from dualmap.simulator.trace import TraceError
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("replay")(replay.replay)
+app.command("chaos")(chaos.chaos)
 app.command("route")(route.route)
 app.command("explain")(explain.explain)
 app.command("top")(top.top)
