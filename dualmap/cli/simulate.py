@@ -193,3 +193,24 @@ def goodput(  # noqa: PLR0917 - options of a command
         )
     _show_goodput(figures, limits)
     _write(json_out, goodput_json(workload, figures, limits, attainment, fair))
+
+
+@app.command("paper")
+def paper(
+    conversation: Annotated[str, typer.Option(help="Mooncake's conversation trace.")],
+    toolagent: Annotated[
+        str, typer.Option(help="Mooncake's tool and agent trace, or the hybrid that stands in for it.")
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and the smaller clusters.")] = False,
+    out: Annotated[str, typer.Option(help="Folder of the results.")] = "docs/results",
+    workers: given.Workers = 0,
+) -> None:
+    """Run the paper's comparisons and write tables, JSON and plots."""
+    from dualmap.simulator.paper import CONVERSATION, HYBRID, Extent, Paper  # noqa: PLC0415 - matplotlib is slow
+
+    chosen = ((CONVERSATION, conversation, 4_500), (HYBRID, toolagent, 5_000))
+    workloads = [replace(WorkloadChoice(path, limit=limit).load(_skipped), name=name) for name, path, limit in chosen]
+    command = "dualmap simulate paper" + (" --quick" if quick else "")
+    command += f" --conversation {Path(conversation).name} --toolagent {Path(toolagent).name}"
+    with worker_pool(workloads, workers) as pool, _console.status("paper") as status:
+        Paper(pool, workloads, Path(out), Extent(quick)).write(command, lambda step: status.update(f"paper: {step}"))

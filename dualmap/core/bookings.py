@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dualmap.core.state import EMPTY_WAITING, SLACK_BUCKETS, TicketsSeen
 
 
-@dataclass(frozen=True, slots=True)
-class _Booking:
+class _Booking(NamedTuple):
     slot: int
     work_s: float
     miss_hashes: Sequence[int]
@@ -53,7 +52,8 @@ class Bookings:
         now_ms: float,
     ) -> None:
         """Book ``work_s`` seconds of prefill; ``miss_hashes`` count as future hits. A repeated sequence replaces."""
-        self.release(sequence)
+        if sequence in self._booked:
+            self.release(sequence)
         slot = priority_class * SLACK_BUCKETS + slack_bucket
         self._booked[sequence] = _Booking(slot, work_s, miss_hashes, miss_tokens, now_ms)
         self._waiting[slot] += work_s
@@ -93,7 +93,11 @@ class Bookings:
 
     def cover(self, seen: TicketsSeen) -> int:
         """Remove exactly what the agent's report shows; how many that were. Its blocks stay expected for a while."""
-        covered = [sequence for sequence in self._booked if sequence <= seen.watermark]
+        covered = []
+        for sequence in self._booked:
+            if sequence > seen.watermark:
+                break
+            covered.append(sequence)
         bits = seen.seen
         while bits:
             lowest = bits & -bits
@@ -111,9 +115,10 @@ class Bookings:
         """Remove bookings older than ``ttl_ms``, and blocks expected for too long; how many bookings that were."""
         while self._expected and now_ms - self._expected[0][0] > EXPECTED_MS:
             self._drop(self._expected.popleft()[1])
+        oldest_ms = now_ms - ttl_ms
         expired = []
         for sequence, booking in self._booked.items():
-            if now_ms - booking.booked_ms <= ttl_ms:
+            if booking.booked_ms >= oldest_ms:
                 break
             expired.append(sequence)
         for sequence in expired:
@@ -148,7 +153,7 @@ class Bookings:
         return bool(self._blocks)
 
     def extra_blocks(self, hashes: Sequence[int], from_block: int) -> int:
-        """Blocks booked or expected without a gap from ``from_block`` on: future hits beyond the index's leading run."""
+        """Blocks booked or expected without a gap from ``from_block`` on: hits to come beyond the index's leading run."""
         blocks = self._blocks
         position = from_block
         while position < len(hashes) and hashes[position] in blocks:

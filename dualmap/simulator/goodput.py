@@ -16,7 +16,7 @@ from dualmap.simulator.arrivals import poisson_arrivals
 from dualmap.simulator.cluster import RunResult, run_cluster
 from dualmap.simulator.options import ClusterOptions
 from dualmap.simulator.registry import POLICIES
-from dualmap.simulator.report import Measures, measure
+from dualmap.simulator.report import Measures, measure, time_line
 from dualmap.simulator.requests import chains_of, sim_requests
 from dualmap.simulator.trace import TraceRequest
 
@@ -63,6 +63,13 @@ def run_at(workload_name: str, trial: Trial, rate: float, seed: int) -> RunResul
 def measure_at(workload_name: str, trial: Trial, rate: float, seed: int) -> Measures:
     """One run, measured."""
     return measure(run_at(workload_name, trial, rate, seed), _LOADED[workload_name][0].warmup)
+
+
+def time_line_at(
+    workload_name: str, trial: Trial, rate: float, seed: int, bin_s: float
+) -> list[tuple[float, float, int]]:
+    """Attainment over the time of one run."""
+    return time_line(run_at(workload_name, trial, rate, seed), bin_s)
 
 
 def goodput(  # noqa: PLR0917 - one row of a table

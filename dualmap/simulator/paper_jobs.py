@@ -1,0 +1,172 @@
+"""The set of comparisons behind `dualmap simulate paper`, as data: which trials on which workload at which rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dualmap.core.choose import ChooseOptions
+from dualmap.core.heat_tree import HeatOptions
+from dualmap.core.state import QueuePolicy
+from dualmap.simulator.goodput import Trial
+from dualmap.simulator.options import (
+    AS_BUILT,
+    COST_14B,
+    EXACT,
+    ClusterOptions,
+    TimetableEntry,
+    simulated_engine,
+)
+
+BASELINES = ("min_ttft", "preble", "least_loaded", "cache_affinity", "round_robin", "dualmap_released")
+CEILINGS = ("ceiling_central", "ceiling_shared_cache")
+OURS = ClusterOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """Trials at fixed rates. ``rates`` are shares of the workload's capacity bound."""
+
+    name: str
+    title: str
+    workload: str
+    trials: Sequence[Trial]
+    rates: Sequence[float]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputTable:
+    """Trials to be bisected. ``beside`` is what others published for a label."""
+
+    name: str
+    title: str
+    workload: str
+    trials: Sequence[Trial]
+    fair: bool
+    beside: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def trial(label: str, policy: str = "dualmap", options: ClusterOptions = OURS) -> Trial:
+    """A trial with our defaults unless told otherwise."""
+    return Trial(label, policy, options)
+
+
+def same_queue(policy: str, options: ClusterOptions = OURS) -> Trial:
+    """A baseline with our queue order."""
+    return Trial(f"{policy} + slo queue", policy, replace(options, queue=QueuePolicy.SLO))
+
+
+def bindings() -> list[Trial]:
+    """Ours: exact, as built, and with early binding."""
+    return [
+        trial("dualmap"),
+        trial("dualmap as built", options=replace(OURS, control=AS_BUILT)),
+        trial("dualmap early binding", options=replace(OURS, binding="early")),
+        trial(
+            "dualmap published rule",
+            options=replace(OURS, choose=ChooseOptions(select="cache_first", escape_slo_fraction=0.7)),
+        ),
+    ]
+
+
+def published() -> list[Trial]:
+    """Every baseline with its own queue."""
+    return [Trial(name, name, OURS) for name in BASELINES]
+
+
+def ceilings() -> list[Trial]:
+    """What no agents could do."""
+    return [Trial(name, name, OURS) for name in CEILINGS]
+
+
+def parts_off() -> list[Trial]:
+    """Ours with one part off at a time, and other numbers of candidates."""
+
+    def choosing(**changes: object) -> ClusterOptions:
+        return replace(OURS, choose=replace(OURS.choose, **changes))  # type: ignore[arg-type]
+
+    trials = [trial("all on")]
+    trials += [trial(f"select {name}", options=choosing(select=name)) for name in ("min_ttft", "cache", "load")]
+    trials.append(trial("no escape", options=choosing(escape=False)))
+    trials += [
+        trial(f"choices {count}, no escape", options=choosing(escape=False, choices=count)) for count in (1, 3, 4)
+    ]
+    trials.append(trial("looks 8", options=choosing(looks=8)))
+    trials += [trial(f"work weight {weight:g}", options=choosing(work_weight=weight)) for weight in (0.0, 1.0, 8.0)]
+    trials.append(trial("no heat", options=replace(OURS, control=replace(EXACT, heat_s=0.0))))
+    return trials
+
+
+def mechanisms(poll_s: float, routers: int, stalls: Sequence[TimetableEntry]) -> list[Trial]:
+    """None, rebalance, pull, both."""
+    found = []
+    for name, rebalance_s, late in (
+        ("none", 0.0, False),
+        ("rebalance", 0.25, False),
+        ("pull", 0.0, True),
+        ("both", 0.25, True),
+    ):
+        control = replace(AS_BUILT, poll_s=poll_s, routers=routers, rebalance_s=rebalance_s)
+        options = replace(OURS, control=control, binding="late" if late else "early", timetable=stalls)
+        stalled = ", stalls" if stalls else ""
+        found.append(trial(f"{name}, {poll_s:g} s old, {routers} routers{stalled}", options=options))
+    return found
+
+
+def stalls(until_s: float, instances: int) -> list[TimetableEntry]:
+    """One instance stalled 5 s a minute, in turn."""
+    count = max(1, int(until_s // 60))
+    return [TimetableEntry(30.0 + 60.0 * turn, "stall", turn % instances, 5.0) for turn in range(count)]
+
+
+def stale(poll_s: float, routers: int, instances: int) -> list[Trial]:
+    """Ours and the scan of all, the same queue, at one age of state."""
+    options = replace(OURS, instances=instances, control=replace(AS_BUILT, poll_s=poll_s, routers=routers))
+    plain = replace(options, control=replace(options.control, bookings=False))
+    suffix = f"{poll_s:g} s old, {routers} routers, n = {instances}"
+    return [
+        trial(f"dualmap, {suffix}", options=options),
+        replace(same_queue("min_ttft", options), label=f"min_ttft + slo queue, {suffix}"),
+        trial(f"dualmap, no bookings, {suffix}", options=plain),
+        replace(same_queue("min_ttft", plain), label=f"min_ttft + slo queue, no bookings, {suffix}"),
+    ]
+
+
+def keys() -> list[Trial]:
+    """Start depth, and heat by requests or by uncached tokens."""
+    found = [
+        trial(f"start depth {depth}", options=replace(OURS, control=replace(EXACT, start_depth=depth)))
+        for depth in (1, 2, 8)
+    ]
+    found += [trial("heat by miss tokens", options=replace(OURS, heat=HeatOptions(weigh_by="miss_tokens")))]
+    return found
+
+
+def fourteen() -> list[Trial]:
+    """The paper's second model."""
+    options = replace(OURS, engine=simulated_engine(COST_14B))
+    names = ("dualmap", "min_ttft", "preble", "dualmap_released")
+    return [Trial(f"{name} 14B", name, options) for name in names]
+
+
+def decode_limited() -> list[Trial]:
+    """Decodes that slow prefills, and prefills that starve decodes."""
+    engine = simulated_engine(prefill_slowdown_per_running=0.02, decode_tokens_per_s=20.0, decode_batch_slowdown=0.03)
+    options = replace(OURS, engine=engine)
+    learnt = replace(options, control=replace(EXACT, fit_cost=True))
+    return [
+        trial("dualmap, cost as told", options=options),
+        trial("dualmap, cost learnt with the slow-down", options=learnt),
+        Trial("min_ttft, cost as told", "min_ttft", options),
+    ]
+
+
+def elasticity(start: int, more: int, join_s: float, leave_s: float | None) -> Trial:
+    """``start`` instances, ``more`` join, and leave again if told when."""
+    table = [TimetableEntry(join_s, "join", start + number) for number in range(more)]
+    if leave_s is not None:
+        table += [TimetableEntry(leave_s, "drain", start + number) for number in range(more)]
+    shape = f"{start} to {start + more}" + (f" to {start}" if leave_s is not None else "")
+    return trial(shape, options=replace(OURS, instances=start, timetable=table, control=AS_BUILT))
