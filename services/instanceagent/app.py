@@ -28,6 +28,7 @@ from dualmap.runtime.telemetry import Telemetry, start_telemetry
 from services.instanceagent.agent import Agent, AgentFacts
 from services.instanceagent.candidates import Candidates
 from services.instanceagent.drain import Drainer
+from services.instanceagent.engines import EngineMaker
 from services.instanceagent.handover import Handovers
 from services.instanceagent.http_port import HttpPort
 from services.instanceagent.identities import Identities
@@ -45,7 +46,6 @@ from services.instanceagent.ring_follower import RingFollower
 from services.instanceagent.ring_managers import RingManagers
 from services.instanceagent.servicer import InstanceAgentServicer, register
 from services.instanceagent.settings import Settings
-from services.instanceagent.simulated_engine import SimulatedEngineAdapter
 from services.instanceagent.state_log import StateLog
 
 DRAIN_S, OFFERS_S, HEALTH_S, EMPTY_CHECK_S = 0.1, 0.05, 0.25, 0.05
@@ -63,10 +63,10 @@ class App:
         self.http: HttpPort | None = None
         self.metrics_port: int | None = None
         self.health = Health()
-        self.engines: list[SimulatedEngineAdapter] = []
         self._telemetry = telemetry
         self._registry = new_registry()
         self._clock = SystemClock()
+        self.engines = EngineMaker(settings, self._registry, self._clock)
         self._identities = Identities()
         self._stack = AsyncExitStack()
         self._last_incarnation = 0
@@ -98,6 +98,7 @@ class App:
         facts = self._facts()
         instances = {name: await self._instance(stack, name, facts, metrics) for name in settings.agent.instance_ids}
         self.agent = Agent(facts, instances, self._identities, telemetry.tracer("dualmap.instanceagent"))
+        self.engines.parameters = lambda: self.agent.defaults.parameters
         calls = await stack.enter_async_context(AgentCalls(telemetry))
         candidates = Candidates(lambda: self.agent.ring)
         self.handovers = Handovers(instances, candidates, calls)
@@ -126,11 +127,7 @@ class App:
     async def _instance(
         self, stack: AsyncExitStack, instance_id: str, facts: AgentFacts, metrics: AgentMetrics
     ) -> Instance:
-        engine_settings = self.settings.engine
-        engine = SimulatedEngineAdapter(
-            engine_settings.model_options, engine_settings.batch_tokens, engine_settings.output_tokens, self._clock
-        )
-        self.engines.append(engine)
+        engine = self.engines.make(instance_id)
         parts = InstanceParts(
             state=StateLog(instance_id, facts.agent_epoch, self._new_incarnation()),
             metrics=metrics.of(instance_id),
@@ -258,7 +255,7 @@ def _faults(app: App) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def each(method: str) -> None:
-        for engine in app.engines:
+        for engine in app.engines.simulated:
             getattr(engine, method)()
 
     loop.add_signal_handler(signal.SIGUSR1, each, "pause")

@@ -116,6 +116,10 @@ class EngineListener(Protocol):
         """Changes of the cache, in order."""
         ...
 
+    def prefilled(self, miss_tokens: float, busy_s: float) -> None:
+        """Uncached tokens computed since this was last called, and the time the engine was busy with them."""
+        ...
+
 
 class Engine(Protocol):
     """One KV cache and what computes with it."""

@@ -338,3 +338,11 @@ class HttpEngine:
         rate = load.prefill_rate_since(before)
         if rate is not None:
             self.prefill_tokens_per_s = rate
+            self._tell_prefilled(before, load)
+
+    def _tell_prefilled(self, before: EngineLoad, load: EngineLoad) -> None:
+        counters = (before.prefill_tokens, load.prefill_tokens, before.prefill_busy_s, load.prefill_busy_s)
+        if self._listener is None or any(counter is None for counter in counters):
+            return
+        tokens_before, tokens, busy_before_s, busy_s = (counter or 0.0 for counter in counters)
+        self._listener.prefilled(tokens - tokens_before, busy_s - busy_before_s)

@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 
 from dualmap.core.blocks import Chain
-from dualmap.core.cost import CostFit
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.feed import FeedRule
 from dualmap.core.load import predict_ttft_s, priority_class, slack_bucket
@@ -21,6 +20,7 @@ from services.instanceagent import engine as engines
 from services.instanceagent.engine import Engine, Job, KvChange, KvCleared, KvRemoved, KvStored
 from services.instanceagent.instance_values import Counters, Held, InstanceOptions, InstanceParts
 from services.instanceagent.late_binding import OfferBook
+from services.instanceagent.measured_cost import MeasuredCost
 from services.instanceagent.outcomes import done_event, first_token_event, promised
 from services.instanceagent.progress import Progress, StagedJob
 from services.instanceagent.request import HeldRequest, Phase
@@ -61,7 +61,7 @@ class Instance:
         )
         self._progress = Progress(options.suspect_after_ms)
         self._feed_rule = FeedRule()
-        self._cost = CostFit(PrefillCost())
+        self._cost = MeasuredCost(PrefillCost())
         self._kick = asyncio.Event()
         self._job_number = 0
         self._index_changed = False
@@ -97,7 +97,7 @@ class Instance:
     async def start(self) -> None:
         """Start the engine and learn what it is. Raises StartError."""
         await self.engine.start(self)
-        self._cost = CostFit(self.engine.facts.cost)
+        self._cost = MeasuredCost(self.engine.facts.cost)
 
     # Admission
 
@@ -163,7 +163,7 @@ class Instance:
 
     def prefill_s(self, miss_tokens: int, prompt_tokens: int) -> float:
         """Predicted seconds of a prefill here."""
-        return self._cost.cost.seconds(miss_tokens, prompt_tokens)
+        return self._cost.cost(self._progress.running).seconds(miss_tokens, prompt_tokens)
 
     def charge(self, miss_tokens: int) -> int:
         """What a staged request of that miss counts for."""
@@ -224,6 +224,7 @@ class Instance:
             self.held.jobs.pop(request.job_number, None)
             self.engine.cancel(request.job_number)
             self._progress.gone(request.job_number, self.now_ms, progress=False)
+            self._cost.gone(request.job_number)
 
     def _unqueue(self, request: HeldRequest) -> None:
         self._queue.remove(request.request_id, request.attempt)
@@ -304,6 +305,7 @@ class Instance:
         self.held.jobs[request.job_number] = request
         job = StagedJob(self.feed_rule.charge(waiting.miss_tokens), waiting.miss_tokens, waiting.prefill_s)
         self._progress.stage(request.job_number, job, now_ms)
+        self._cost.staged(request.job_number, now_ms)
         request.spans.enter("prefill", miss_tokens=waiting.miss_tokens, hit_tokens=waiting.hit_tokens)
         self.emit(request, route_values.Started(self.instance_id, request.since_submission_ms(now_ms)))
         self.engine.stage(Job(request.job_number, request.submission))
@@ -348,6 +350,10 @@ class Instance:
         self._index_changed = True
         self._progress.moved(self.now_ms)
 
+    def prefilled(self, miss_tokens: float, busy_s: float) -> None:
+        """The engine's own counters of prefill since their last reading."""
+        self._cost.counted(miss_tokens, busy_s)
+
     def _first_token(self, request: HeldRequest, event: engines.FirstToken, now_ms: float) -> None:
         job = self._progress.first_token(request.job_number, now_ms)
         chain = request.submission.chain
@@ -359,7 +365,10 @@ class Instance:
         request.phase = Phase.RUNNING
         request.passed_on = True
         request.output_tokens = 1
-        self._cost.observe(chain.prompt_tokens - request.hit_tokens, chain.prompt_tokens, prefill_s)
+        miss_tokens = chain.prompt_tokens - request.hit_tokens
+        self.metrics.prefilled(self.prefill_s(miss_tokens, chain.prompt_tokens), prefill_s)
+        self._cost.runs(self._progress.running - 1)
+        self._cost.first_token(request.job_number, (miss_tokens, chain.prompt_tokens), event.prefill_s, now_ms)
         ttft_ms = request.since_submission_ms(now_ms)
         self.metrics.first_token(ttft_ms / 1_000, promised(request), request.hit_tokens)
         request.spans.enter("decode", hit_tokens=request.hit_tokens)
@@ -384,6 +393,7 @@ class Instance:
     def _failed(self, request: HeldRequest, event: engines.Failed, now_ms: float) -> None:
         del self.held.jobs[request.job_number]
         self._progress.gone(request.job_number, now_ms, progress=False)
+        self._cost.gone(request.job_number)
         request.failures += 1
         _log.warning("engine_failed_request", instance=self.instance_id, problem=event.problem)
         request.spans.leave(problem="engine failed")
@@ -406,6 +416,7 @@ class Instance:
             request = self.held.waiting.pop(waiting.identity)
             error = Overloaded(self._retry_ms(), f"waited {request.since_submission_ms(now_ms):.0f} ms in vain")
             self.finish(request, error, ended=True)
+        self._cost.settle(now_ms)
         if self._index_changed:
             self._recount()
         suspect = self._progress.suspect(now_ms) or self.engine.problem is not None
@@ -418,6 +429,7 @@ class Instance:
             self._tickets_told = tickets
             self.state.advance()
         self.metrics.show(self.load(), len(self.state.kv))
+        self.metrics.show_refused_samples(self._cost.refused)
 
     def _recount(self) -> None:
         waiting = list(self.held.waiting.values())
@@ -441,7 +453,7 @@ class Instance:
             running_requests=len(self.held.jobs),
             staged_miss_tokens=self._progress.staged_miss_tokens,
             kv_use=self.engine.kv_use,
-            cost=self._cost.cost,
+            cost=self._cost.cost(self._progress.running),
             tickets=self.tickets.report(now_ms),
             stalled_ms=self._progress.stalled_ms(now_ms),
             suspect=self._suspect,

@@ -55,6 +55,25 @@ class AgentMetrics:
             buckets=_ERROR_S,
             registry=registry,
         )
+        self.prefill_s = Counter(
+            "dualmap_agent_prefill_seconds", "Prefills, release to first token.", names, registry=registry
+        )
+        self.predicted_prefill_s = Counter(
+            "dualmap_agent_predicted_prefill_seconds",
+            "The same prefills by the measured cost, as it was just before.",
+            names,
+            registry=registry,
+        )
+        self.cost_base_s = Gauge("dualmap_agent_cost_base_seconds", "Of any prefill now.", names, registry=registry)
+        self.cost_token_s = Gauge(
+            "dualmap_agent_cost_token_seconds", "Of an uncached token now.", names, registry=registry
+        )
+        self.cost_samples = Gauge(
+            "dualmap_agent_cost_samples", "Prefills the measured cost rests on.", names, registry=registry
+        )
+        self.cost_refused = Gauge(
+            "dualmap_agent_cost_refused_samples", "Prefills it could not learn from.", names, registry=registry
+        )
         self.waiting = Gauge("dualmap_agent_waiting_requests", "Waiting now.", names, registry=registry)
         self.waiting_s = Gauge("dualmap_agent_waiting_seconds", "Prefill waiting now.", names, registry=registry)
         self.rest_s = Gauge("dualmap_agent_rest_seconds", "Rest of what is staged.", names, registry=registry)
@@ -145,6 +164,15 @@ class InstanceMetrics:
         if other_s > 0:
             self._all.regret.labels(**self._labels).observe(ttft_s - other_s)
 
+    def prefilled(self, predicted_s: float, actual_s: float) -> None:
+        """A prefill is over."""
+        self._all.predicted_prefill_s.labels(**self._labels).inc(predicted_s)
+        self._all.prefill_s.labels(**self._labels).inc(max(0.0, actual_s))
+
+    def show_refused_samples(self, count: int) -> None:
+        """Prefills that the measured cost could not learn from."""
+        self._all.cost_refused.labels(**self._labels).set(count)
+
     def finished(self, prompt_tokens: int, cached_tokens: int, *, in_slo: bool) -> None:
         """A request was served to its end."""
         self._all.finished.labels(**self._labels).inc()
@@ -164,3 +192,6 @@ class InstanceMetrics:
         self._all.kv_use.labels(**labels).set(load.kv_use)
         self._all.kv_blocks.labels(**labels).set(kv_blocks)
         self._all.suspect.labels(**labels).set(load.suspect)
+        self._all.cost_base_s.labels(**labels).set(load.cost.a_s)
+        self._all.cost_token_s.labels(**labels).set(load.cost.b_s_per_token)
+        self._all.cost_samples.labels(**labels).set(load.cost.samples)

@@ -35,9 +35,16 @@ def done_event(request: HeldRequest, event: engines.Done, now_ms: float) -> rout
 
 
 def promised(request: HeldRequest) -> tuple[int, float, float] | None:
-    """Hit tokens, predicted TTFT, and the other candidate's (seconds); None where the ticket is not of here."""
+    """Hit tokens, predicted TTFT, and the other candidate's (seconds), as the ticket has it of the one that served.
+
+    None where the ticket knows nothing of here. A moved request counts too: else only predictions that came true would.
+    """
     ticket = request.submission.ticket
-    if ticket is None or ticket.chosen is None or ticket.chosen.instance_id != request.instance_id:
+    if ticket is None:
         return None
-    other_ms = ticket.backup.predicted_ttft_ms if ticket.backup is not None else 0.0
-    return ticket.chosen.hit_tokens, ticket.chosen.predicted_ttft_ms / 1_000, other_ms / 1_000
+    pair = (ticket.chosen, ticket.backup)
+    for here, other in (pair, pair[::-1]):
+        if here is not None and here.instance_id == request.instance_id:
+            other_ms = other.predicted_ttft_ms if other is not None else 0.0
+            return here.hit_tokens, here.predicted_ttft_ms / 1_000, other_ms / 1_000
+    return None

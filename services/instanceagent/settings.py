@@ -142,6 +142,12 @@ class EngineSettings(Block):
     prefill_ps_per_token2: float = Field(
         default=0.0, ge=0, le=1e9, description="Attention: picoseconds per uncached token and token of context."
     )
+    expected_prefill_ms: float | None = Field(
+        default=None, ge=0, le=60_000, description="What the agent takes prefill_ms for until measured; absent: true."
+    )
+    expected_prefill_us_per_token: float | None = Field(
+        default=None, gt=0, le=1_000_000, description="As expected_prefill_ms, of a token: to try a wrong belief."
+    )
     kv_tokens: int = Field(
         default=1_200_000, ge=128, le=1 << 40, description="KV cache; 64 GB at 57,344 B a token, as in the paper."
     )
@@ -164,6 +170,17 @@ class EngineSettings(Block):
             host_tier_tokens=self.host_tier_tokens,
             decode_tokens_per_s=self.decode_tokens_per_s,
             max_running=self.max_sequences,
+        )
+
+    @property
+    def expected_cost(self) -> PrefillCost:
+        """What the agent believes of the engine before it has measured."""
+        real = self.model_options.cost
+        base_ms, token_us = self.expected_prefill_ms, self.expected_prefill_us_per_token
+        return PrefillCost(
+            real.a_s if base_ms is None else base_ms / 1e3,
+            real.b_s_per_token if token_us is None else token_us / 1e6,
+            real.c_s_per_token2,
         )
 
 

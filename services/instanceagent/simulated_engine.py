@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dualmap.core import engine_model
 from dualmap.core.engine_model import EngineOptions
-from dualmap.core.state import Tier
+from dualmap.core.state import PrefillCost, Tier
 from dualmap.engines.simulated import PromptBlocks, SimulatedEngine
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.logs import get_log
@@ -33,7 +33,15 @@ _log = get_log("simulated_engine")
 class SimulatedEngineAdapter:
     """An `Engine` over the wall-clock model; faults can be brought on by ``pause`` and ``resume``."""
 
-    def __init__(self, options: EngineOptions, batch_tokens: int, default_output_tokens: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        batch_tokens: int,
+        default_output_tokens: int,
+        clock: Clock,
+        expected_cost: PrefillCost | None = None,
+    ) -> None:
+        """``expected_cost``: what the agent is told of ``options.cost``; None: the truth."""
         self._options = options
         self._default_output_tokens = default_output_tokens
         self._engine = SimulatedEngine(options, self._heard, clock)
@@ -46,7 +54,7 @@ class SimulatedEngineAdapter:
             kv_tokens=options.kv_tokens,
             max_sequences=options.max_running,
             batch_tokens=batch_tokens,
-            cost=options.cost,
+            cost=expected_cost or options.cost,
         )
 
     @property

@@ -53,6 +53,8 @@ class Listener:
         self.events: dict[int, list[EngineEvent]] = {}
         self.held: dict[int, Tier] = {}
         self.lives = 0
+        self.counted_tokens = 0.0
+        self.prefills: list[tuple[float, float]] = []
 
     def engine_event(self, job_number: int, event: EngineEvent) -> None:
         self.events.setdefault(job_number, []).append(event)
@@ -68,6 +70,12 @@ class Listener:
                 case KvCleared():
                     self.held.clear()
                     self.lives += 1
+
+    def prefilled(self, miss_tokens: float, busy_s: float) -> None:
+        self.prefills.append((miss_tokens, busy_s))
+
+    def prefilled(self, miss_tokens: float, busy_s: float) -> None:
+        self.counted_tokens += miss_tokens
 
     def has(self, submission: Submission) -> bool:
         return all(block in self.held for block in submission.chain.hashes)
