@@ -54,7 +54,6 @@ class Listener:
         self.held: dict[int, Tier] = {}
         self.lives = 0
         self.counted_tokens = 0.0
-        self.prefills: list[tuple[float, float]] = []
 
     def engine_event(self, job_number: int, event: EngineEvent) -> None:
         self.events.setdefault(job_number, []).append(event)
@@ -70,9 +69,6 @@ class Listener:
                 case KvCleared():
                     self.held.clear()
                     self.lives += 1
-
-    def prefilled(self, miss_tokens: float, busy_s: float) -> None:
-        self.prefills.append((miss_tokens, busy_s))
 
     def prefilled(self, miss_tokens: float, busy_s: float) -> None:
         self.counted_tokens += miss_tokens
