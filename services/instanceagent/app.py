@@ -66,7 +66,8 @@ class App:
         self._telemetry = telemetry
         self._registry = new_registry()
         self._clock = SystemClock()
-        self.engines = EngineMaker(settings, self._registry, self._clock)
+        self._maker = EngineMaker(settings, self._registry, self._clock)
+        self.engines = self._maker.simulated
         self._identities = Identities()
         self._stack = AsyncExitStack()
         self._last_incarnation = 0
@@ -98,7 +99,7 @@ class App:
         facts = self._facts()
         instances = {name: await self._instance(stack, name, facts, metrics) for name in settings.agent.instance_ids}
         self.agent = Agent(facts, instances, self._identities, telemetry.tracer("dualmap.instanceagent"))
-        self.engines.parameters = lambda: self.agent.defaults.parameters
+        self._maker.parameters = lambda: self.agent.defaults.parameters
         calls = await stack.enter_async_context(AgentCalls(telemetry))
         candidates = Candidates(lambda: self.agent.ring)
         self.handovers = Handovers(instances, candidates, calls)
@@ -127,7 +128,7 @@ class App:
     async def _instance(
         self, stack: AsyncExitStack, instance_id: str, facts: AgentFacts, metrics: AgentMetrics
     ) -> Instance:
-        engine = self.engines.make(instance_id)
+        engine = self._maker.make(instance_id)
         parts = InstanceParts(
             state=StateLog(instance_id, facts.agent_epoch, self._new_incarnation()),
             metrics=metrics.of(instance_id),
@@ -255,7 +256,7 @@ def _faults(app: App) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def each(method: str) -> None:
-        for engine in app.engines.simulated:
+        for engine in app.engines:
             getattr(engine, method)()
 
     loop.add_signal_handler(signal.SIGUSR1, each, "pause")

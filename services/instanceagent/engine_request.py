@@ -47,7 +47,7 @@ class EngineRequest:
 def request_of(submission: Submission, served_model: str) -> EngineRequest:
     """The request of a submission. Raises NoRequest where it carries hashes alone."""
     if submission.message.HasField("openai"):
-        return _opaque(submission)
+        return _opaque(submission, served_model)
     if submission.token_ids:
         prompt: object = struct.unpack(f"<{len(submission.token_ids) // 4}I", submission.token_ids)
     elif submission.text:
@@ -62,7 +62,7 @@ def request_of(submission: Submission, served_model: str) -> EngineRequest:
     return EngineRequest("/v1/completions", body, {"Content-Type": _JSON})
 
 
-def _opaque(submission: Submission) -> EngineRequest:
+def _opaque(submission: Submission, served_model: str) -> EngineRequest:
     openai = submission.message.openai
     if openai.path not in PATHS:
         raise NoRequest("the path is none of an engine's completions")
@@ -75,6 +75,8 @@ def _opaque(submission: Submission) -> EngineRequest:
     options = body.get("stream_options")
     wants_usage = isinstance(options, dict) and options.get("include_usage") is True
     headers = {name: value for name, value in openai.headers.items() if name.lower() in HEADERS_KEPT}
+    # The pool's name for a model need not be the engine's.
+    body["model"] = submission.message.lora or served_model
     _stream(body)
     _salt(body, submission)
     return EngineRequest(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from dualmap.core.engine_model import EngineOptions
 from dualmap.core.state import PrefillCost, QueuePolicy
@@ -132,9 +134,30 @@ class AgentSettings(Block):
 
 
 class EngineSettings(Block):
-    """The engine. Costs and sizes are the simulated engine's; a real one tells its own."""
+    """The engine. Costs and sizes are the simulated engine's; of a real one, where it does not tell its own."""
 
-    kind: Literal["simulated"] = Field(default="simulated", description="Which adapter stands before the engine.")
+    kind: Literal["simulated", "vllm", "sglang"] = Field(
+        default="simulated", description="Which adapter stands before the engine."
+    )
+    url: str = Field(default="", description="http://host:port of a real engine's OpenAI API, /v1 left out.")
+    served_model: str = Field(
+        default="", max_length=512, description="Name that the engine knows its model by; empty: the first it lists."
+    )
+    api_key: SecretStr = Field(default=SecretStr(""), description="The engine's, sent as a bearer token; empty: none.")
+    events: bool = Field(default=True, description="Follow the engine's KV events; false: its cache is modelled.")
+    kv_endpoint: str = Field(
+        default="", description="tcp://host:port where rank 0 publishes KV events; empty: what the engine says, if any."
+    )
+    replay_endpoint: str = Field(
+        default="", description="tcp://host:port where rank 0 replays them; without it a gap drops the index."
+    )
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, le=7_200, description="Longest wait for the engine at start; weights take minutes to load."
+    )
+    poll_ms: int = Field(default=1_000, ge=10, le=60_000, description="Between two looks at the engine's load.")
+    parity_timeout_s: float = Field(
+        default=5.0, gt=0, le=300, description="Longest step of the self-test; then the cache is modelled."
+    )
     prefill_ms: float = Field(default=20.0, ge=0, le=60_000, description="Time of any prefill beside its tokens.")
     prefill_us_per_token: float = Field(
         default=160.0, gt=0, le=1_000_000, description="Time per uncached token; 0.16 ms is the paper's 7B model."
@@ -159,6 +182,20 @@ class EngineSettings(Block):
         default=64, ge=1, le=1_048_576, description="Length of an answer whose request names none."
     )
     faults: bool = Field(default=False, description="Let SIGUSR1 pause the engine and SIGUSR2 resume it: for tests.")
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_work(self) -> Self:
+        parts = urlsplit(self.url)
+        if self.kind != "simulated" and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            raise ValueError(f"kind {self.kind} needs a url like http://127.0.0.1:8000")
+        if "@" in parts.netloc:
+            raise ValueError("url must hold no user or password; use api_key")
+        for name in ("kv_endpoint", "replay_endpoint"):
+            if not re.fullmatch(r"|tcp://.+:\d{1,5}", getattr(self, name)):
+                raise ValueError(f"{name} must be like tcp://127.0.0.1:5557")
+        if self.replay_endpoint and not self.kv_endpoint:
+            raise ValueError("replay_endpoint without kv_endpoint follows nothing")
+        return self
 
     @property
     def model_options(self) -> EngineOptions:

@@ -346,15 +346,15 @@ async def test_an_openai_client_that_asked_for_no_stream_gets_one_body(path: str
 
 
 async def test_a_clients_mistake_is_answered_in_the_engines_words_and_never_retried() -> None:
-    """An unknown model is the engine's 404, with its body."""
+    """A prompt beyond the model's length is the engine's 400, with its body."""
     async with fake("vllm", engine=ENGINE) as server, adapting(server) as adapter:
-        body = {"model": "nobody", "prompt": "hi", "max_tokens": 3}
+        body = {"model": "default", "prompt": "hi", "max_tokens": 200_000}
         number = await adapter.run(openai("/v1/completions", body))
 
         first = adapter.listener.events[number][0]
         assert isinstance(first, HttpChunk)
-        assert first.status == 404
-        assert b"does not exist" in first.data
+        assert first.status == 400
+        assert b"exceed" in first.data
         assert adapter.listener.last(number) == Done(0, "error")
 
 
@@ -373,7 +373,7 @@ async def test_hashes_alone_are_no_prompt_for_a_real_engine() -> None:
 async def test_tokens_come_from_the_engine(dialect: str) -> None:
     """A chat's tokens are those that the engine then caches; what it cannot tokenize is an error, not a guess."""
     async with fake(dialect, engine=ENGINE) as server, adapting(server) as adapter:
-        body = {"model": "default", "messages": [{"role": "user", "content": "count " * 300}], "max_tokens": 2}
+        body = {"model": "an alias", "messages": [{"role": "user", "content": "count " * 300}], "max_tokens": 2}
         token_ids = await adapter.engine.tokens.of_body(body, chat=True)
         request = submission([int.from_bytes(token_ids[at : at + 4], "little") for at in range(0, len(token_ids), 4)])
 
