@@ -127,7 +127,8 @@ class KvIndex:
     def leading_blocks(self, hashes: Sequence[int], prefix_closed: bool = True) -> int:
         """Blocks of a chain held without a gap from its root.
 
-        With ``prefix_closed`` (a held block implies its ancestors are held) it gallops: O(log run x log blocks).
+        With ``prefix_closed`` (a held block implies its ancestors are held) it looks at the first block, then halves
+        what is left: O(log chain x log blocks), one look-up where nothing is held.
         """
         held = self._hashes
         size = len(held)
@@ -138,18 +139,15 @@ class KvIndex:
                 if position == size or held[position] != block:
                     return number
             return chain
-        low, step = 0, 1  # blocks before `low` are held
-        high = chain  # none from `high` on is known to be held
+        low, probe, high = 0, 0, chain  # blocks before `low` are held, none from `high` on
         while low < high:
-            probe = min(low + step, high)
-            block = hashes[probe - 1]
+            block = hashes[probe]
             position = bisect_left(held, block)
             if position < size and held[position] == block:
-                low = probe
-                step = step * 2 if high == chain else max(1, (high - low + 1) // 2)
+                low = probe + 1
             else:
-                high = probe - 1
-                step = max(1, (high - low + 1) // 2)
+                high = probe
+            probe = (low + high) >> 1
         return low
 
     def leading_tiers(self, hashes: Sequence[int], n: int) -> bytes:

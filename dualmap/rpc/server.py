@@ -10,7 +10,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -94,7 +94,7 @@ class SyncServer:
     A pool given for ``threads`` is ended with the server; a handler may name one of its own instead.
     """
 
-    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int | ThreadPoolExecutor) -> None:
+    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int | Executor) -> None:
         self.stopping = threading.Event()
         self.port = 0
         self._settings = settings
@@ -107,7 +107,7 @@ class SyncServer:
             threads = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._pool = threads
         self._server = grpc.server(
-            self._pool,
+            cast("ThreadPoolExecutor", self._pool),
             interceptors=interceptors,
             options=server_options(settings),
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
 
 import grpc
 
@@ -36,23 +37,82 @@ def test_a_pool_knows_which_calls_to_shed() -> None:
     """Up to the limit calls work; the next learns in its own thread that it should give up."""
     pool = WorkerPool(threads=1, limit=2)
     began, release = threading.Event(), threading.Event()
+    seen: SimpleQueue[bool] = SimpleQueue()
 
     def work() -> None:
         began.set()
         release.wait(5)
+        seen.put(pool.shedding)
 
     try:
-        working = [pool.submit(work)]
+        pool.submit(work)
         assert began.wait(5)
-        working.append(pool.submit(work))
-        shed = pool.submit(lambda: pool.shedding).result(timeout=5)
+        pool.submit(work)
+        pool.submit(lambda: seen.put(pool.shedding))
+        shed = seen.get(timeout=5)
         release.set()
-        wait(working, timeout=5)
-        worked = pool.submit(lambda: pool.shedding).result(timeout=5)
+        worked = [seen.get(timeout=5), seen.get(timeout=5)]
     finally:
         release.set()
         pool.shutdown()
 
     assert shed is True
-    assert worked is False
+    assert worked == [False, False]
     assert pool.shed == 1
+
+
+def test_the_end_of_a_call_is_told_once_whenever_it_is_asked_for() -> None:
+    """gRPC counts calls by it: a listener hears of the end exactly once, before or after."""
+    pool = WorkerPool(threads=1, limit=2)
+    ended: SimpleQueue[str] = SimpleQueue()
+    release = threading.Event()
+    try:
+        call = pool.submit(release.wait, 5)
+        call.add_done_callback(lambda _: ended.put("asked before"))
+        release.set()
+        before = ended.get(timeout=5)
+        call.add_done_callback(lambda _: ended.put("asked after"))
+        after = ended.get(timeout=5)
+    finally:
+        release.set()
+        pool.shutdown()
+
+    assert (before, after) == ("asked before", "asked after")
+    assert ended.empty()
+
+
+def test_a_call_that_raises_does_not_cost_its_thread() -> None:
+    """The pool counts it and goes on."""
+    pool = WorkerPool(threads=1, limit=2)
+    worked = threading.Event()
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    try:
+        pool.submit(broken)
+        pool.submit(worked.set)
+        assert worked.wait(5)
+    finally:
+        pool.shutdown()
+
+    assert pool.broken == 1
+
+
+def test_a_pool_that_is_ended_at_once_drops_what_waits() -> None:
+    """A stop does not serve the queue first."""
+    pool = WorkerPool(threads=1, limit=8)
+    began, release, late = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        release.wait(5)
+
+    pool.submit(work)
+    assert began.wait(5)
+    pool.submit(late.set)
+    pool.shutdown(wait=False, cancel_futures=True)
+    release.set()
+    pool.shutdown()
+
+    assert not late.is_set()
