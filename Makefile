@@ -10,7 +10,7 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --stri
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
-.PHONY: help demo up test check proto proto-check metrics compose-test bench chaos lock clean
+.PHONY: settings help demo up test check proto proto-check metrics compose-test bench chaos lock clean
 
 help:
 	@echo "make demo    see DualMap work, in one terminal"
@@ -72,6 +72,9 @@ proto-check: $(STAMP)
 
 metrics: $(STAMP)
 	$(BIN)/python -m tests.deploy.metrics_page
+
+settings: $(STAMP)
+	$(BIN)/python -m tests.deploy.settings_page
 
 # Needs a Docker engine with Compose; ends within 8 minutes.
 compose-test: $(STAMP)

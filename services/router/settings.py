@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from dualmap.core.choose import ChooseOptions
+from dualmap.core.choose import ChooseOptions, Select
 from dualmap.runtime.settings import Block, CommaList, MetricsSettings, ServerSettings, ServiceSettings
+
+_RULE = ChooseOptions()
+"""The core's defaults are the only ones: what the simulator measures is what routes."""
 
 
 class RouterSettings(Block):
@@ -27,19 +30,36 @@ class RouterSettings(Block):
         default=8, ge=1, le=256, description="Threads for calls; the interpreter runs one at a time, so few suffice."
     )
     max_streams: int = Field(default=64, ge=1, le=1024, description="Open route streams; each holds a thread.")
-    select: Literal["dualmap", "min_ttft", "cache", "load"] = Field(
-        default="dualmap", description="Rule inside the pair; the others exist to be compared with."
+    select: Select = Field(
+        default=_RULE.select, description="Rule inside the pair; the others exist to be compared with."
     )
     affinity_slo_fraction: float = Field(
-        default=0.9, gt=0, le=10, description="Share of the SLO up to which the longer hit wins; 0.9 measured best."
+        default=_RULE.affinity_slo_fraction,
+        gt=0,
+        le=10,
+        description="Share of the SLO that a prediction must keep for the cache to count; measured best.",
     )
     escape_slo_fraction: float = Field(
-        default=0.7, gt=0, le=10, description="Share of the SLO above which others than the pair are looked at."
+        default=_RULE.escape_slo_fraction,
+        gt=0,
+        le=10,
+        description="Share of the SLO above which others than the pair are looked at; measured best.",
     )
-    looks: int = Field(default=4, ge=1, le=16, description="Instances a decision looks at; 4 is the pair and two more.")
-    escape: bool = Field(default=True, description="Whether others than the pair are ever looked at.")
+    work_weight: float = Field(
+        default=_RULE.work_weight,
+        ge=0,
+        le=1_000,
+        description="What a second of own prefill weighs against a second of waiting; measured best.",
+    )
+    looks: int = Field(
+        default=_RULE.looks, ge=1, le=16, description="Instances a decision looks at; 4 is the pair and two more."
+    )
+    escape: bool = Field(default=_RULE.escape, description="Whether others than the pair are ever looked at.")
     unknown_after_ms: int = Field(
-        default=3_000, ge=100, le=600_000, description="Age from which a state is unknown; one lease."
+        default=round(_RULE.unknown_after_ms),
+        ge=100,
+        le=600_000,
+        description="Age from which a state is unknown; one lease.",
     )
     heat_samples_per_s: int = Field(
         default=1_024, ge=1, le=1_024, description="Sampled chains a second at most, as the contract bounds them."
@@ -54,6 +74,7 @@ class RouterSettings(Block):
         return ChooseOptions(
             affinity_slo_fraction=self.affinity_slo_fraction,
             escape_slo_fraction=self.escape_slo_fraction,
+            work_weight=self.work_weight,
             looks=self.looks,
             select=self.select,
             escape=self.escape,
