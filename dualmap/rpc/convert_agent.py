@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -132,10 +133,10 @@ def submission_of(message: agent_pb2.SubmitRequest, defaults: SubmissionDefaults
         raise InvalidRequest(f"{prefix}openai.path", f"must be one of {', '.join(OPENAI_PATHS)}")
     if not message.HasField("prompt"):
         raise InvalidRequest(f"{prefix}prompt", "is required")
-    model = message.model or defaults.model
     chain = chain_of(
         message.prompt,
-        model,
+        # All names of a pool are one base model: hashed as its first name, as routers hash.
+        defaults.model,
         message.lora,
         message.cache_salt,
         defaults.parameters,
@@ -147,7 +148,7 @@ def submission_of(message: agent_pb2.SubmitRequest, defaults: SubmissionDefaults
         attempt=message.attempt or 1,
         chain=chain,
         message=message,
-        model=model,
+        model=message.model or defaults.model,
         max_output_tokens=message.max_output_tokens,
         ttft_slo_ms=message.ttft_slo_ms or defaults.ttft_slo_ms,
         priority=message.priority,
@@ -188,6 +189,10 @@ def accept_of(message: agent_pb2.AcceptRequest, defaults: SubmissionDefaults) ->
     for name in ("target_instance_id", "origin_instance_id", "handover"):
         if not getattr(message, name):
             raise InvalidRequest(name, "is required")
+    for name in ("deadline_left_ms", "age_ms"):
+        # Not a number has no place in an ordered queue: it would wait there for ever.
+        if not math.isfinite(getattr(message, name)):
+            raise InvalidRequest(name, "must be a number")
     try:
         cause = HandoverCause(message.cause)
     except ValueError as error:

@@ -32,9 +32,10 @@ from dualmap.rpc.convert_offer import (
     pull_message,
     pull_of,
 )
+from dualmap.rpc.convert_route import RouteRules, route_call
 from dualmap.rpc.request_events import Accepted, AcceptOutcome, GaveWay, HandoverCause, Returned
 from dualmap.rpc.route_values import Done, Event, FirstToken, HttpChunk, Pulse, Queued, Started, Tokens
-from dualmap.v1 import agent_pb2, types_pb2
+from dualmap.v1 import agent_pb2, router_pb2, types_pb2
 
 DEFAULTS = SubmissionDefaults("base", 5_000, RingParameters())
 PROMPT = types_pb2.Prompt(token_ids=struct.pack("<300I", *range(300)))
@@ -144,6 +145,33 @@ def test_a_bad_accept_names_its_field(field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         accept_of(accept, DEFAULTS)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("field", ["deadline_left_ms", "age_ms"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_handed_over_time_that_is_no_number_is_refused(field: str, value: float) -> None:
+    """It would be ordered nowhere, and wait for ever."""
+    accept = agent_pb2.AcceptRequest(
+        request=agent_pb2.SubmitRequest(request_id="r", prompt=PROMPT),
+        target_instance_id="b/0",
+        origin_instance_id="a/0",
+        handover=1,
+        cause=agent_pb2.HANDOVER_CAUSE_PULL,
+    )
+    setattr(accept, field, value)
+    with pytest.raises(InvalidRequest) as refused:
+        accept_of(accept, DEFAULTS)
+    assert refused.value.field == field
+
+
+def test_every_name_of_a_pool_hashes_alike_at_agent_and_router() -> None:
+    """Names of one base model share its cache: an agent looks where the router looked."""
+    named = agent_pb2.SubmitRequest(request_id="r", prompt=PROMPT, model="alias")
+    submission = submission_of(named, DEFAULTS)
+    rules = RouteRules(("base", "alias"), DEFAULTS.parameters, 5.0, b"")
+    asked = router_pb2.RouteRequest(request_id="r", prompt=PROMPT, model="alias")
+    assert submission.model == "alias"
+    assert submission.chain == route_call(asked, 0, rules).query.chain
 
 
 def test_a_tickets_pair_comes_with_it() -> None:
