@@ -17,7 +17,7 @@ from dualmap.simulator.trace import TraceRequest
 REQUEST_TIMEOUT_S = 60.0
 """Far longer than any fault: who is not served within it is lost."""
 
-LONGEST_OUTPUT = 24
+LONGEST_OUTPUT = 64
 """Tokens; short answers end soon after the last fault, when the views are compared."""
 
 
@@ -34,6 +34,7 @@ class Seen:
     output_tokens: int = 0
     handovers: int = 0
     attempts: int = 0
+    sent_to: str = ""
     error: str = ""
     by_router: bool = False
     ended: bool = False
@@ -107,6 +108,7 @@ class Load:
         def routed(route: Route, seconds: float) -> None:
             seen.route_s.append(seconds)
             seen.attempts = route.attempt
+            seen.sent_to = route.instance.instance_id
 
         try:
             async with aclosing(self._client.run(request, REQUEST_TIMEOUT_S, on_route=routed)) as events:
@@ -118,6 +120,8 @@ class Load:
                     elif isinstance(event, Done):
                         seen.done += 1
                         seen.output_tokens, seen.handovers = event.output_tokens, event.handovers
+                        # Served elsewhere without a hand-over: its client went to the backup.
+                        seen.attempts += not event.handovers and event.instance_id != seen.sent_to
         except CallFailed as error:
             seen.error = f"{error.target} {error.code} {error.reason}".strip()
             seen.by_router = error.target.startswith("router")

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,13 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """One `python -m module`: its environment on top of ours, and where its log goes."""
+    """One `python -m module`: its environment on top of ours, where its log goes, what follows the module's name."""
 
     name: str
     module: str
     environment: Mapping[str, str]
     log_path: Path
+    arguments: Sequence[str] = ()
 
     def log_tail(self, lines: int = 5) -> str:
         """The last lines that it said for a person, or else logged; indented, each after a line break."""
@@ -88,6 +89,7 @@ async def start_service(spec: ServiceSpec, timeout_s: float = 60.0) -> RunningSe
             sys.executable,
             "-m",
             spec.module,
+            *spec.arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
