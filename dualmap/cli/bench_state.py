@@ -170,15 +170,9 @@ class _Bench:
         while left:
             count = min(PER_PROCESS, left)
             number += 1
-            arguments: tuple[str, ...] = (
-                "--prefix",
-                f"hollow-{number}",
-                "--count",
-                str(count),
-                "--blocks",
-                str(self._load.blocks),
-            )
-            arguments += ("--changes-per-s", f"{self._load.changes_per_s:g}")
+            name, load = f"hollow-{number}", self._load
+            arguments = ["--prefix", name, "--count", str(count), "--blocks", str(load.blocks)]
+            arguments += ["--changes-per-s", f"{load.changes_per_s:g}"]
             agent = await self._run(
                 ServiceSpec(name, "dualmap.cli.bench_state_agents", {}, self._folder / f"{name}.log", arguments)
             )
