@@ -153,7 +153,7 @@ class Bookings:
         return bool(self._blocks)
 
     def extra_blocks(self, hashes: Sequence[int], from_block: int) -> int:
-        """Blocks booked or expected without a gap from ``from_block`` on: hits to come beyond the index's leading run."""
+        """Blocks booked or expected without a gap from ``from_block`` on: hits to come."""
         blocks = self._blocks
         position = from_block
         while position < len(hashes) and hashes[position] in blocks:
