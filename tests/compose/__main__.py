@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from tests.compose.engine import Container, Failed, Project, compose_tools, engine_answers
 from tests.compose.monitoring import Monitoring
@@ -26,6 +27,7 @@ REQUESTS = 500
 RATE = 9.0
 """Requests a second: four agents take it, but not without moving some."""
 AFTER_KILL = 200
+SCALED_AGENTS = 6
 _BUSY = "sum(rate(dualmap_router_routes_total[15s])) > bool 4"
 SINK_FILE = "/spans/spans.jsonl"
 SCRAPED = ("router-1", "router-2", "ringmanager-1", "ringmanager-2", "statecollector", "rebalancer", "agent")
@@ -77,12 +79,12 @@ def _run(project: Project, tools: dict[str, tuple[str, ...] | None]) -> None:
         say(_watched(project, monitoring))
     with _step("traces joined") as say:
         say(_traced(project))
+    with _step("an OpenAI client at every agent") as say:
+        say(_openai(project))
     with _step(f"a router and an agent killed under {AFTER_KILL} requests") as say:
         say(_kill_under_load(project, monitoring))
-    with _step("both started again, all healthy") as say:
-        for container in project.containers():
-            if not container.running:
-                project.docker("start", container.container_id)
+    with _step(f"up again with {SCALED_AGENTS} agents") as say:
+        project.compose("up", "--detach", "--no-recreate", "--scale", f"agent={SCALED_AGENTS}")
         project.wait_well(120)
         say(_all_up(project, monitoring))
     with _step("100 requests after recovery") as say:
@@ -182,6 +184,25 @@ def _sink_lines(project: Project, sink: Container) -> list[str] | None:
         text = copy.read_text(encoding="utf-8")
     # The last line may be half written.
     return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _openai(project: Project) -> str:
+    agents = project.containers("agent")
+    for agent in agents:
+        body = {"model": "default", "prompt": f"Who answers at {agent.name}?", "max_tokens": 4}
+        request = Request(
+            f"http://127.0.0.1:{agent.ports['8080/tcp']}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urlopen(request, timeout=min(20, project.left_s())) as answer:  # noqa: S310  (our own)
+                choices = json.load(answer)["choices"]
+        except OSError as error:
+            raise Failed(f"{agent.name}: {error}") from error
+        if len(choices) != 1:
+            raise Failed(f"{agent.name} answered {len(choices)} choices")
+    return f"{len(agents)} answered, wherever it was served"
 
 
 def _kill_under_load(project: Project, monitoring: Monitoring) -> str:

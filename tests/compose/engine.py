@@ -29,13 +29,14 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container; ``health`` is None where no check is defined."""
+    """One container; ``health`` is None where no check is defined, ``ports`` are this machine's by the container's."""
 
     container_id: str
     name: str
     service: str
     running: bool
     health: str | None
+    ports: Mapping[str, int]
 
     @property
     def well(self) -> bool:
@@ -168,6 +169,7 @@ def _container(facts: Mapping[str, Any]) -> Container:
         service=facts["Config"]["Labels"][_SERVICE_LABEL],
         running=state["Running"],
         health=state["Health"]["Status"] if "Health" in state else None,
+        ports={inner: int(outer[0]["HostPort"]) for inner, outer in facts["NetworkSettings"]["Ports"].items() if outer},
     )
 
 
