@@ -1,6 +1,6 @@
 """A whole cluster as processes of this machine, for `up`, `demo`, `replay` and the end-to-end tests.
 
-Embedded Valkey (or the Redis of DUALMAP_REDIS__URL), ring manager, collectors, rebalancer, routers, agents with
+Embedded Valkey (or the Redis of DUALMAP_REDIS_URL), ring manager, collectors, rebalancer, routers, agents with
 simulated engines. Everything listens on loopback and ends with this process.
 """
 
@@ -25,7 +25,7 @@ from dualmap.rpc.health_calls import wait_serving
 from dualmap.rpc.ring_calls import RingCallError, RingCalls
 from dualmap.runtime.lifetime import StartError as CannotStart
 from dualmap.runtime.redis_start import require_redis
-from dualmap.runtime.settings import ServiceSettings
+from dualmap.runtime.settings import ServiceSettings, redis_url_of
 from dualmap.runtime.settings_loader import load_settings
 from dualmap.store.connection import connect
 
@@ -76,7 +76,7 @@ class LocalCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="dualmap-"))
         self.services: dict[str, RunningService] = {}
         self.valkey: EmbeddedValkey | None = None
-        self.redis_url = os.environ.get("DUALMAP_REDIS__URL", "")
+        self.redis_url = redis_url_of(os.environ)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -6,14 +6,22 @@ Refuses unknown keys, values out of bounds, contradictions, and places kept for 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from dualmap.store.connection import RedisOptions, SentinelOptions
 
@@ -26,6 +34,16 @@ SERVICE_KEYS = frozenset(
     {"router", "ring", "lease", "heat", "leader_lease_s", "poll", "share", "rebalance", "agent", "engine", "http"}
 )
 """Top-level keys that only some service reads: one file serves all, so each passes over those of the others."""
+
+
+PREFIX = "DUALMAP_"
+SHORT_REDIS_URL = "DUALMAP_REDIS_URL"
+"""Also sets redis.url; where DUALMAP_REDIS__URL is set too, that one holds."""
+
+
+def redis_url_of(environment: Mapping[str, str]) -> str:
+    """The Redis URL that these variables name; empty where they name none."""
+    return environment.get(variable_name(("redis", "url")), "") or environment.get(SHORT_REDIS_URL, "")
 
 
 def _split_commas(value: object) -> object:
@@ -210,7 +228,7 @@ class ServiceSettings(BaseSettings):
     """What every service reads; a service adds its own blocks by inheriting."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DUALMAP_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         env_parse_none_str="none",
         frozen=True,
@@ -240,14 +258,16 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  (the names are pydantic's)
+        settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  (the names are pydantic's)
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Variables first, then what the file said (`load_settings` passes it as arguments)."""
-        return env_settings, init_settings
+        url = os.environ.get(SHORT_REDIS_URL)
+        short = InitSettingsSource(settings_cls, {"redis": {"url": url}} if url else {})
+        return env_settings, short, init_settings
 
     def printable(self) -> dict[str, Any]:
         """All settings, for one log line at start, with every secret masked."""
@@ -264,4 +284,4 @@ def mask_password(url: str) -> str:
 
 def variable_name(location: tuple[str | int, ...]) -> str:
     """The variable that sets the field at this place."""
-    return "DUALMAP_" + "__".join(str(part).upper() for part in location)
+    return PREFIX + "__".join(str(part).upper() for part in location)

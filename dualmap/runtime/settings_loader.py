@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from dualmap.runtime.settings import SERVICE_KEYS, ServiceSettings, variable_name
+from dualmap.runtime.settings import PREFIX, SERVICE_KEYS, ServiceSettings, variable_name
 
 EXIT_BAD_SETTING = 2
 
@@ -33,15 +33,27 @@ def load_settings(kind: type[S], argv: Sequence[str] | None = None) -> S:
     path: Path | None = arguments.config
     if path is None and os.environ.get("DUALMAP_CONFIG"):
         path = Path(os.environ["DUALMAP_CONFIG"])
+    problems = _unknown_variables(kind, os.environ)
     try:
-        return kind(**(_own_part(kind, _read_yaml(path)) if path else {}))
+        settings = kind(**(_own_part(kind, _read_yaml(path)) if path else {}))
     except ValidationError as error:
-        problems = [_problem_line(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
+        problems += [_problem_line(problem["loc"], problem["type"], problem["msg"]) for problem in error.errors()]
     except (SettingsError, _BadFileError) as error:
-        problems = [str(error)]
+        problems.append(str(error))
+    else:
+        if not problems:
+            return settings
     for problem in problems:
         print(f"bad setting: {problem}", file=sys.stderr)  # noqa: T201  (logs are not set up before settings are)
     raise SystemExit(EXIT_BAD_SETTING)
+
+
+def _unknown_variables(kind: type[ServiceSettings], names: Iterable[str]) -> list[str]:
+    """A line for each variable of a block that no service has: a slip of the pen must not pass for a default."""
+    known = SERVICE_KEYS | kind.model_fields.keys()
+    nested = [name for name in names if name.upper().startswith(PREFIX) and "__" in name]
+    wrong = [name for name in nested if name[len(PREFIX) :].partition("__")[0].lower() not in known]
+    return [f"{name}: no service has such a block of settings" for name in sorted(wrong)]
 
 
 def _own_part(kind: type[ServiceSettings], content: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ Start = Callable[[LocalOptions], AbstractAsyncContextManager[LocalCluster]]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts a cluster; when the block ends, none of its processes is left."""
-    monkeypatch.delenv("DUALMAP_REDIS__URL", raising=False)
+    for name in ("DUALMAP_REDIS__URL", "DUALMAP_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
 
     @asynccontextmanager
     async def run(options: LocalOptions) -> AsyncIterator[LocalCluster]:

@@ -60,6 +60,29 @@ def test_a_list_in_a_variable_is_separated_by_commas(monkeypatch: pytest.MonkeyP
     assert settings.pool.models == ("one",)
 
 
+def test_the_short_name_of_the_redis_url_does_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes before the file, and the exact name before it; other fields of the block stay."""
+    file = tmp_path / "dualmap.yaml"
+    file.write_text("redis: {url: 'redis://file:1', retries: 0}\n")
+    monkeypatch.setenv("DUALMAP_REDIS_URL", "redis://short:2")
+
+    redis = load_settings(_Settings, ["--config", str(file)]).redis
+    assert (redis.url, redis.retries) == ("redis://short:2", 0)
+
+    monkeypatch.setenv("DUALMAP_REDIS__URL", "redis://exact:3")
+    assert load_settings(_Settings, ["--config", str(file)]).redis.url == "redis://exact:3"
+
+
+def test_a_variable_of_a_block_that_no_service_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the pen would otherwise leave the default in force; blocks of other services are passed over."""
+    monkeypatch.setenv("DUALMAP_ROUTER__LOOKS", "4")
+    monkeypatch.setenv("DUALMAP_SEVER__PORT", "7000")
+
+    assert _refused(capsys) == ["bad setting: DUALMAP_SEVER__PORT: no service has such a block of settings"]
+
+
 def test_none_turns_metrics_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """0 is any free port, none is none."""
     monkeypatch.setenv("DUALMAP_METRICS__PORT", "none")
