@@ -89,7 +89,9 @@ class DualMapClient:
     async def route(self, request: Request, timeout_s: float | None = None) -> Route:
         """Where the request goes, at its own attempt. Raises CallFailed when no router answers within the time."""
         with RequestSpan(self._tracer, request) as span:
-            return await self._routers.route(request, self._deadline_s(timeout_s), span.metadata)
+            route = await self._routers.route(request, self._deadline_s(timeout_s), span.metadata)
+            span.routed(route)
+            return route
 
     async def release(self, route: Route) -> bool:
         """Give a route's booking back, as it will not be submitted; False when none is held any more."""
@@ -179,6 +181,7 @@ class DualMapClient:
                     raise
                 run.attempt += 1
             else:
+                span.routed(route)
                 if run.on_route is not None:
                     run.on_route(route, monotonic() - asked_s)
                 return route

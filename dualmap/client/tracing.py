@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from dualmap.rpc.route_calls import CallFailed, Metadata
-from dualmap.rpc.route_values import Done, Request
+from dualmap.rpc.route_values import Done, Request, Route
 
 
 def carrying(traceparent: str) -> Metadata:
@@ -27,6 +27,11 @@ class RequestSpan:
             return
         self._span = tracer.start_span("dualmap.request", kind=SpanKind.CLIENT)
         self._span.set_attribute("dualmap.request_id", request.request_id)
+        self._span.set_attribute("gen_ai.operation.name", _operation(request))
+        if request.model:
+            self._span.set_attribute("gen_ai.request.model", request.model)
+        if request.max_output_tokens:
+            self._span.set_attribute("gen_ai.request.max_tokens", request.max_output_tokens)
         context = self._span.get_span_context()
         if context.is_valid:
             flags = int(context.trace_flags)
@@ -47,6 +52,19 @@ class RequestSpan:
         if self._span is not None:
             self._span.add_event("attempt_failed", {"code": code, "dualmap.instance": instance_id})
 
+    def routed(self, route: Route) -> None:
+        """A router said where to; the last route is the one that counts."""
+        if self._span is not None:
+            self._span.set_attributes(
+                {
+                    "dualmap.reason": route.reason,
+                    "dualmap.predicted_ttft_ms": route.predicted_ttft_ms,
+                    "dualmap.ring_epoch": route.ring_epoch,
+                    "dualmap.state_age_ms": route.state_age_ms,
+                    "dualmap.hit_tokens": route.hit_tokens,
+                }
+            )
+
     def ended(self, done: Done, attempt: int) -> None:
         """The request ran to its end."""
         if self._span is not None:
@@ -55,8 +73,16 @@ class RequestSpan:
                     "dualmap.instance": done.instance_id,
                     "dualmap.attempt": attempt,
                     "dualmap.ttft_ms": done.ttft_ms,
-                    "dualmap.hit_tokens": done.hit_tokens,
-                    "dualmap.prompt_tokens": done.prompt_tokens,
-                    "dualmap.output_tokens": done.output_tokens,
+                    "dualmap.handovers": done.handovers,
+                    "gen_ai.response.time_to_first_chunk": done.ttft_ms / 1000,
+                    "gen_ai.response.finish_reasons": [done.finish_reason],
+                    "gen_ai.usage.input_tokens": done.prompt_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": done.hit_tokens,
+                    "gen_ai.usage.output_tokens": done.output_tokens,
                 }
             )
+
+
+def _operation(request: Request) -> str:
+    chat = request.openai is not None and "chat" in request.openai.path
+    return "chat" if chat else "text_completion"

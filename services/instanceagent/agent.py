@@ -56,7 +56,7 @@ class Agent:
         self.identities = identities
         self.defaults = SubmissionDefaults(facts.models[0], facts.ttft_slo_ms, RingParameters(), facts.hash_key)
         self.ring: RingSnapshot | None = None
-        self._tracer = tracer
+        self.tracer = tracer
 
     def adopt(self, ring: RingSnapshot) -> None:
         """Go by this ring from now on: its parameters, its SLO, and who drains."""
@@ -235,7 +235,14 @@ class Agent:
             miss_tokens=chain.prompt_tokens,
             hashes=chain.hashes,
         )
-        spans = RequestSpans(self._tracer, parent, instance.instance_id)
+        spans = RequestSpans(
+            self.tracer,
+            parent,
+            instance=instance.instance_id,
+            request_id=submission.request_id,
+            attempt=submission.attempt,
+            model=submission.model or self.defaults.model,
+        )
         return HeldRequest(submission, instance.instance_id, waiting, spans)
 
     def end_all(self, error: DualMapError) -> int:

@@ -134,8 +134,10 @@ class Handovers:
         if address is None:
             return self._failed(instance, request, MoveOutcome.REFUSED, f"{target_id} is not eligible")
         request.handover += 1
-        request.spans.enter("hand over", linked, handover=request.handover)
-        call = self._calls.accept(address, request.submission, self._letter(instance, request, target_id, cause))
+        request.spans.enter("hand over", linked, handover=request.handover, target=target_id, cause=cause.name.lower())
+        letter = self._letter(instance, request, target_id, cause)
+        with request.spans.current():
+            call = self._calls.accept(address, request.submission, letter)
         opened = False
         try:
             first = await call.next(ACCEPT_WITHIN_S)

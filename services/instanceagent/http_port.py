@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from opentelemetry.trace import Span
 
 from dualmap.core.errors import DualMapError
 from dualmap.rpc.route_calls import CallFailed
@@ -21,6 +22,7 @@ from services.instanceagent.front_door import FrontDoor
 from services.instanceagent.http_answer import HttpAnswer, problem_answer, read_body
 from services.instanceagent.openai_call import CHAT, COMPLETIONS, REQUEST_ID, ModelNames, OpenAiCall, read_call
 from services.instanceagent.openai_errors import HttpProblem, problem_of
+from services.instanceagent.spans import http_span, show_answer, traceparent_of
 
 BUSY_RETRY_MS = 1_000
 MAX_HEADER_BYTES = 32_768
@@ -104,15 +106,22 @@ class HttpPort:
         self.open_requests += 1
         try:
             call = await self._read(http)
-            answer = HttpAnswer(http, call)
-            try:
-                return await self._serve(call, answer)
-            except (DualMapError, CallFailed, HttpProblem) as error:
-                response = await answer.fail(problem_of(error))
-                self._parts.count(problem_of(error).reason.lower() or "unknown")
-                return response
+            with http_span(self._parts.agent.tracer, call.path, call.traceparent, call.request_id) as span:
+                return await self._answer(HttpAnswer(http, call), call.traced(traceparent_of(span)), span)
         finally:
             self.open_requests -= 1
+
+    async def _answer(self, answer: HttpAnswer, call: OpenAiCall, span: Span) -> web.StreamResponse:
+        try:
+            response = await self._serve(call, answer)
+            show_answer(span, answer.status)
+            return response
+        except (DualMapError, CallFailed, HttpProblem) as error:
+            problem = problem_of(error)
+            response = await answer.fail(problem)
+            self._parts.count(problem.reason.lower() or "unknown")
+            show_answer(span, answer.status or problem.status, problem.reason or "unknown")
+            return response
 
     async def _read(self, http: web.Request) -> OpenAiCall:
         arrived_ms = self._parts.clock.now_s() * 1_000

@@ -21,7 +21,7 @@ from services.instanceagent.engine import Engine, Job, KvChange, KvCleared, KvRe
 from services.instanceagent.instance_values import Counters, Held, InstanceOptions, InstanceParts
 from services.instanceagent.late_binding import OfferBook
 from services.instanceagent.measured_cost import MeasuredCost
-from services.instanceagent.outcomes import done_event, first_token_event, promised
+from services.instanceagent.outcomes import done_event, first_token_event, first_token_facts, promised
 from services.instanceagent.progress import Progress, StagedJob
 from services.instanceagent.request import HeldRequest, Phase
 
@@ -142,7 +142,8 @@ class Instance:
 
     def _enqueue(self, request: HeldRequest) -> None:
         request.phase = Phase.WAITING
-        request.spans.enter("queue wait", prompt_tokens=request.submission.chain.prompt_tokens)
+        prompt_tokens = request.submission.chain.prompt_tokens
+        request.spans.enter("queue wait", prompt_tokens=prompt_tokens, priority=request.submission.priority)
         self.held.waiting[request.identity] = request
         self._queue.push(request.waiting)
         self._changed()
@@ -306,7 +307,7 @@ class Instance:
         job = StagedJob(self.feed_rule.charge(waiting.miss_tokens), waiting.miss_tokens, waiting.prefill_s)
         self._progress.stage(request.job_number, job, now_ms)
         self._cost.staged(request.job_number, now_ms)
-        request.spans.enter("prefill", miss_tokens=waiting.miss_tokens, hit_tokens=waiting.hit_tokens)
+        request.spans.enter("prefill", miss_tokens=waiting.miss_tokens, expected_hit_tokens=waiting.hit_tokens)
         self.emit(request, route_values.Started(self.instance_id, request.since_submission_ms(now_ms)))
         self.engine.stage(Job(request.job_number, request.submission))
         self._changed()
@@ -371,7 +372,8 @@ class Instance:
         self._cost.first_token(request.job_number, (miss_tokens, chain.prompt_tokens), event.prefill_s, now_ms)
         ttft_ms = request.since_submission_ms(now_ms)
         self.metrics.first_token(ttft_ms / 1_000, promised(request), request.hit_tokens)
-        request.spans.enter("decode", hit_tokens=request.hit_tokens)
+        request.spans.leave(first_token_facts(request))
+        request.spans.enter("decode")
         self.emit(request, first_token_event(request, event))
         self._changed()
 
@@ -387,7 +389,7 @@ class Instance:
         self.metrics.finished(prompt_tokens, request.hit_tokens, in_slo=in_slo)
         done = done_event(request, event, now_ms)
         self.emit(request, done)
-        request.spans.leave(output_tokens=event.output_tokens)
+        request.spans.leave({"output_tokens": event.output_tokens})
         self.finish(request, None, ended=True)
 
     def _failed(self, request: HeldRequest, event: engines.Failed, now_ms: float) -> None:

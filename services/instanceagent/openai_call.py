@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -54,6 +54,12 @@ class OpenAiCall:
     ttft_slo_ms: int
     priority: int
     arrived_ms: float
+
+    def traced(self, traceparent: str) -> OpenAiCall:
+        """The same under a span of ours, which an engine that traces hears of too; itself where there is none."""
+        if not traceparent:
+            return self
+        return replace(self, traceparent=traceparent, headers={**self.headers, TRACEPARENT: traceparent})
 
     @property
     def chat(self) -> bool:

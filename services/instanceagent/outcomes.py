@@ -48,3 +48,18 @@ def promised(request: HeldRequest) -> tuple[int, float, float] | None:
             other_ms = other.predicted_ttft_ms if other is not None else 0.0
             return here.hit_tokens, here.predicted_ttft_ms / 1_000, other_ms / 1_000
     return None
+
+
+def first_token_facts(request: HeldRequest) -> dict[str, str | int | float]:
+    """Actual against promised, for the span of the prefill."""
+    facts: dict[str, str | int | float] = {
+        "cached_tokens": request.hit_tokens,
+        "ttft_ms": request.since_submission_ms(request.first_token_ms),
+    }
+    known = promised(request)
+    if known is not None:
+        hit_tokens, predicted_s, other_s = known
+        facts |= {"promised_hit_tokens": hit_tokens, "predicted_ttft_ms": predicted_s * 1_000}
+        if other_s > 0:
+            facts["other_predicted_ttft_ms"] = other_s * 1_000
+    return facts

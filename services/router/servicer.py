@@ -111,8 +111,9 @@ class RouterServicer:
 
     def _traced_route(self, raw: bytes, context: grpc.ServicerContext, spans: RouteSpans) -> bytes:
         with spans.route(context) as span:
-            answer, decision = self._decider.route(_Reader(raw), traceparent_of(span))
-            describe(span, decision, self._decider.scene().ring.epoch)
+            reader = _Reader(raw)
+            answer, decision = self._decider.route(reader, traceparent_of(span))
+            describe(span, reader.request_id(), decision, self._decider.scene().ring.epoch)
             return answer
 
     def _open(self, context: grpc.ServicerContext) -> None:

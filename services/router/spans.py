@@ -16,6 +16,8 @@ from dualmap.core.errors import DualMapError
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _CARRIED = frozenset({"traceparent", "tracestate"})
+_RPC = {"rpc.system": "grpc", "rpc.service": "dualmap.v1.Router", "rpc.method": "Route"}
+"""As the gRPC instrumentation of the other services names them."""
 
 
 class RouteSpans:
@@ -29,7 +31,7 @@ class RouteSpans:
         """A server span under the caller's; an error is its status, by reason and not by message."""
         carrier = {key: value for key, value in context.invocation_metadata() or () if key in _CARRIED}
         parent = _PROPAGATOR.extract(carrier) if carrier else None
-        span = self._tracer.start_span("dualmap.v1.Router/Route", parent, SpanKind.SERVER)
+        span = self._tracer.start_span("dualmap.v1.Router/Route", parent, SpanKind.SERVER, _RPC)
         try:
             yield span
         except DualMapError as error:
@@ -50,11 +52,16 @@ def traceparent_of(span: Span) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def describe(span: Span, decision: Decision | None, ring_epoch: int) -> None:
-    """Set what the decision was; a repeated answer has none."""
+def describe(span: Span, request_id: str, decision: Decision | None, ring_epoch: int) -> None:
+    """Set what was decided; a repeated answer has no decision."""
     if not span.is_recording():
         return
-    attributes: dict[str, Any] = {"dualmap.ring_epoch": ring_epoch, "dualmap.repeated": decision is None}
+    attributes: dict[str, Any] = {
+        "dualmap.request_id": request_id,
+        "dualmap.ring_epoch": ring_epoch,
+        "dualmap.repeated": decision is None,
+        "rpc.grpc.status_code": 0,
+    }
     if decision is not None:
         chosen = decision.chosen
         attributes |= {
@@ -64,5 +71,11 @@ def describe(span: Span, decision: Decision | None, ring_epoch: int) -> None:
             "dualmap.key_blocks": decision.key_blocks,
             "dualmap.predicted_ttft_ms": chosen.predicted_ttft_s * 1000,
             "dualmap.state_age_ms": chosen.state_age_ms,
+            "dualmap.candidates": len(decision.candidates),
         }
+        other = decision.backup
+        if other is not None:
+            attributes["dualmap.other_instance"] = other.instance_id
+            attributes["dualmap.other_hit_tokens"] = other.hit_tokens
+            attributes["dualmap.other_predicted_ttft_ms"] = other.predicted_ttft_s * 1000
     span.set_attributes(attributes)

@@ -254,4 +254,4 @@ async def test_the_context_goes_from_client_to_route_and_from_the_ticket_to_subm
     assert router.metadata[0]["traceparent"].split("-")[2] == f"{traced.context.span_id:016x}"
     assert agent.metadata[0]["traceparent"] == "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert agent.metadata[1]["traceparent"].split("-")[2] == f"{untraced.context.span_id:016x}"
-    assert dict(traced.attributes or {})["dualmap.prompt_tokens"] == 0
+    assert dict(traced.attributes or {})["gen_ai.usage.input_tokens"] == 0

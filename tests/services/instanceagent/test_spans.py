@@ -26,7 +26,14 @@ async def test_a_moved_request_is_one_trace_from_the_tickets_context() -> None:
         stub = built.stub("a")
         running = submit(stub, submission("running", seed=9))
         await until(lambda: "started" in running.kinds, "full")
-        ticket = types_pb2.Ticket(router_id=1, instance_id="a/0", sequence=1, traceparent=PARENT)
+        ticket = types_pb2.Ticket(
+            router_id=1,
+            instance_id="a/0",
+            sequence=1,
+            traceparent=PARENT,
+            chosen=types_pb2.Promise(instance_id="a/0", predicted_ttft_ms=30.0),
+            backup=types_pb2.Promise(instance_id="b/0", hit_tokens=128, predicted_ttft_ms=40.0),
+        )
         following = submit(stub, submission("r1", ticket=ticket))
         await until(lambda: bool(built.instance("a").held.waiting), "waits")
         assert await migrate(stub, "a/0", "b/0", "r1", traceparent=PARENT) == ["MOVED"]
@@ -47,6 +54,16 @@ async def test_a_moved_request_is_one_trace_from_the_tickets_context() -> None:
     assert [link.context.trace_id for link in hand_over.links] == [TRACE]
     beyond = [span for span in ours if (span.attributes or {})["dualmap.instance"] == "b/0"]
     assert {span.parent.span_id for span in beyond if span.parent} == {hand_over.context.span_id}
-    assert all(
-        isinstance(value, int) or value in ("a/0", "b/0") for s in spans for value in (s.attributes or {}).values()
-    )
+    shown = [value for span in spans for value in (span.attributes or {}).values()]
+    texts = {value for value in shown if isinstance(value, str)}
+    assert all(isinstance(value, int | float | str) for value in shown)
+    assert texts <= {"a/0", "b/0", "r1", "running", "default", "migrate"}
+    facts = {span.name: span.attributes or {} for span in ours}
+    assert (facts["hand over"]["dualmap.target"], facts["hand over"]["dualmap.cause"]) == ("b/0", "migrate")
+    assert facts["queue wait"]["gen_ai.usage.input_tokens"] == 256
+    assert facts["prefill"]["dualmap.predicted_ttft_ms"] == 40.0
+    assert facts["prefill"]["dualmap.promised_hit_tokens"] == 128
+    ttft_ms = facts["prefill"]["dualmap.ttft_ms"]
+    assert isinstance(ttft_ms, float)
+    assert ttft_ms > 0
+    assert facts["prefill"]["gen_ai.usage.cache_read.input_tokens"] == 0

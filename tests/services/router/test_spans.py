@@ -36,6 +36,9 @@ def test_a_route_is_a_span_under_the_clients_and_in_the_ticket() -> None:
     assert attributes["dualmap.reason"] == "LESS_LOADED"
     assert attributes["dualmap.ring_epoch"] == 5
     assert {"dualmap.hit_tokens", "dualmap.predicted_ttft_ms", "dualmap.state_age_ms"} <= attributes.keys()
+    assert attributes["dualmap.request_id"] == "r"
+    assert (attributes["rpc.system"], attributes["rpc.service"]) == ("grpc", "dualmap.v1.Router")
+    assert attributes["dualmap.other_instance"] == answer.backup.instance_id
     assert bad.status.status_code is StatusCode.ERROR
     assert bad.status.description == "INVALID_REQUEST"
 
