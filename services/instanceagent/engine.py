@@ -34,10 +34,11 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer is complete."""
+    """The answer is complete. ``hit_tokens``: cached prompt tokens as the engine reports them, if it does."""
 
     output_tokens: int
     finish_reason: str = "stop"
+    hit_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

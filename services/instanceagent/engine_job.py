@@ -97,7 +97,8 @@ class EngineJob:
             self._fail("the stream was cut")
             return
         output.end()
-        self._emit(Done(self._usage.output_tokens if self._usage else self._tokens, self._finish_reason))
+        usage = self._usage or Usage(0, self._tokens, None)
+        self._emit(Done(usage.output_tokens, self._finish_reason, usage.cached_tokens))
 
     def _output(self) -> _Output:
         request = self._request

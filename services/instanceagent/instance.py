@@ -380,6 +380,8 @@ class Instance:
     def _served(self, request: HeldRequest, event: engines.Done, now_ms: float) -> None:
         del self.held.jobs[request.job_number]
         self._progress.gone(request.job_number, now_ms, progress=True)
+        if event.hit_tokens is not None:
+            request.hit_tokens = event.hit_tokens
         prompt_tokens = request.submission.chain.prompt_tokens
         in_slo = request.first_token_ms <= request.waiting.deadline_ms
         self.counters.finished += 1

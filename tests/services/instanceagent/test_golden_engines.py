@@ -39,7 +39,7 @@ async def test_a_job_runs_and_its_blocks_are_in_the_index(dialect: str, version:
 
         kinds = adapter.listener.kinds(number)
         assert (kinds[0], kinds[-1]) == ("FirstToken", "Done")
-        assert adapter.listener.last(number) == Done(5, "length")
+        assert adapter.listener.last(number) == Done(5, "length", 0)
         assert adapter.listener.text(number) == " w1 w2 w3 w4 w5"
         await until(lambda: adapter.listener.has(request))
         assert all(adapter.listener.held[block] is Tier.DEVICE for block in request.chain.hashes)
@@ -319,7 +319,7 @@ async def test_an_openai_stream_is_passed_on_as_it_is(wants_usage: bool) -> None
         assert isinstance(events[1], HttpChunk)
         assert events[1].status == 200
         assert events[1].headers["content-type"].startswith("text/event-stream")
-        assert adapter.listener.last(number) == Done(4, "length")
+        assert adapter.listener.last(number) == Done(4, "length", 0)
         text = adapter.listener.http_body(number)
         chunks = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: {")]
         assert text.endswith(b"data: [DONE]\n\n")
