@@ -51,7 +51,7 @@ class ChaosOptions:
             collectors=2,
             rebalancers=2,
             speed=self.speed,
-            keep_data=True,
+            restartable=True,
         )
 
 
@@ -226,7 +226,7 @@ class _Run:
             try:
                 await self._cluster.start(hurt.part)
             except StartError as error:
-                self._tell(f"          {hurt.part} again: {str(error).splitlines()[0]}")
+                self._tell(f"          {hurt.part} again: {str(error).splitlines()[-1].strip()}")
             else:
                 return
         self._result.problems.append(f"{hurt.part} could not be started again")

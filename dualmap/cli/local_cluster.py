@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -34,12 +36,14 @@ MIN_PERIOD_MS = 20
 
 READY_TIMEOUT_S = 60.0
 
+_QUIET_PORTS = (12_000, 30_000)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """What to start. Costs and periods are given in trace time and divided by ``speed`` on the way in.
 
-    ``keep_data``: the embedded Valkey writes what it is told, so that it can be killed and come back with it.
+    ``restartable``: parts can be killed and come back: Valkey with its data, services at ports that nobody else takes.
     """
 
     instances: int = 4
@@ -60,7 +64,7 @@ class LocalOptions:
     queue_policy: str = "slo"
     binding: str = "early"
     engine_faults: bool = False
-    keep_data: bool = False
+    restartable: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def period_ms(self, trace_ms: int) -> int:
@@ -132,7 +136,7 @@ class LocalCluster:
         if self.redis_url:
             await _require_given_redis()
         else:
-            self.valkey = await EmbeddedValkey.start(self.folder, self.options.keep_data)
+            self.valkey = await EmbeddedValkey.start(self.folder, self.options.restartable)
             self.redis_url = self.valkey.url
         # The others are told where the ring managers are.
         await self._start_together([name for name in self._specs() if name.startswith("ringmanager")])
@@ -192,6 +196,8 @@ class LocalCluster:
         environment = self._shared_environment() | self._role_environment(role, name) | dict(self.options.environment)
         if former is not None:
             environment["DUALMAP_SERVER__PORT"] = str(former.serving["port"])
+        elif self.options.restartable:
+            environment["DUALMAP_SERVER__PORT"] = str(_quiet_port())
         module = "services.instanceagent" if role == "agent" else f"services.{role}"
         return ServiceSpec(name, module, environment, self.folder / f"{name}.log")
 
@@ -237,6 +243,18 @@ class LocalCluster:
             "DUALMAP_ENGINE__DECODE_TOKENS_PER_S": str(options.decode_tokens_per_s * options.speed),
             "DUALMAP_ENGINE__FAULTS": "true" if options.engine_faults else "false",
         }
+
+
+def _quiet_port() -> int:
+    """A free port that the system gives to no outgoing connection: nobody takes it while its owner restarts."""
+    while True:
+        port = random.randrange(*_QUIET_PORTS)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 async def _require_given_redis() -> None:
