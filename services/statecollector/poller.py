@@ -101,7 +101,11 @@ class Poller:
         if update.load is not None:
             self._idle = not (update.load.waiting_requests or update.load.running_requests)
         try:
-            return await (self._take_whole(update) if update.full else self._take_step(update))
+            if not update.full:
+                return await self._take_step(update)
+            # Not asked for: the agent has forgotten what led from our base to here, and will not tell it later.
+            self._announce = self._announce or not query.full
+            return await self._take_whole(update)
         except InvalidRequest as error:
             return self._lied("invalid", error.message)
 
