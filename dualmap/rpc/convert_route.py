@@ -1,20 +1,20 @@
-"""Route messages <-> values for the router: checked requests in, answers with their tickets out."""
+"""Route requests as checked values for the router; answers are written by route_answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_intdigest
 
-from dualmap.core.choose import Candidate, Decision, RouteQuery
+from dualmap.core.choose import RouteQuery
 from dualmap.core.errors import InvalidRequest, UnknownModel
-from dualmap.core.membership import Member, RingParameters
+from dualmap.core.membership import RingParameters
 from dualmap.rpc.convert_prompt import chain_of
 from dualmap.rpc.wire import prompt_forms, sub_message
-from dualmap.v1 import router_pb2, types_pb2
+from dualmap.v1 import router_pb2
 
 MAX_ID_CHARACTERS = 128
 MAX_NAME_BYTES = 256
@@ -40,27 +40,6 @@ class RouteCall(NamedTuple):
     query: RouteQuery
     attempt: int
     digest: int
-
-
-AddressBook = Mapping[str, types_pb2.InstanceAddress]
-"""Addresses of the members as messages, made once a ring."""
-
-
-class Booked(NamedTuple):
-    """A decision with its booking: all that an answer and its ticket say."""
-
-    request_id: str
-    attempt: int
-    decision: Decision
-    prompt_tokens: int
-    router_id: int
-    agent_epoch: int
-    sequence: int
-    pool: str
-    ring_epoch: int
-    parameters_digest: int
-    addresses: AddressBook
-    traceparent: str = ""
 
 
 def read_route(raw: bytes) -> router_pb2.RouteRequest:
@@ -133,62 +112,3 @@ def _excluded(ids: Sequence[str]) -> frozenset[str]:
     if any(len(instance_id) > MAX_NAME_BYTES for instance_id in ids):
         raise InvalidRequest("exclude_instance_ids", f"an id has more than {MAX_NAME_BYTES} characters")
     return frozenset(ids)
-
-
-def address_book(members: Iterable[Member]) -> AddressBook:
-    """The address messages of the members, to be copied into answers."""
-    return {
-        member.instance_id: types_pb2.InstanceAddress(
-            instance_id=member.instance_id,
-            grpc_address=member.grpc_address,
-            http_address=member.http_address,
-        )
-        for member in members
-    }
-
-
-def answer_bytes(booked: Booked) -> bytes:
-    """The RouteResponse of a decision, serialised once: a repeated request gets the same bytes."""
-    decision, addresses = booked.decision, booked.addresses
-    chosen, backup = decision.chosen, decision.backup
-    message = router_pb2.RouteResponse(
-        request_id=booked.request_id,
-        instance=addresses[chosen.instance_id],
-        reason=types_pb2.Reason.ValueType(int(decision.reason)),
-        predicted_ttft_ms=chosen.predicted_ttft_s * 1000,
-        hit_tokens=chosen.hit_tokens,
-        key_blocks=decision.key_blocks,
-        ring_epoch=booked.ring_epoch,
-        state_age_ms=chosen.state_age_ms,
-        attempt=booked.attempt,
-    )
-    if backup is not None:
-        message.backup.CopyFrom(addresses[backup.instance_id])
-    _fill_ticket(message.ticket, booked)
-    return message.SerializeToString()
-
-
-def _fill_ticket(ticket: types_pb2.Ticket, booked: Booked) -> None:
-    decision = booked.decision
-    ticket.router_id = booked.router_id
-    ticket.instance_id = decision.chosen.instance_id
-    ticket.agent_epoch = booked.agent_epoch
-    ticket.sequence = booked.sequence
-    ticket.attempt = booked.attempt
-    ticket.pool = booked.pool
-    ticket.ring_epoch = booked.ring_epoch
-    ticket.parameters_digest = booked.parameters_digest
-    ticket.key = decision.key
-    ticket.key_blocks = decision.key_blocks
-    ticket.prompt_tokens = booked.prompt_tokens
-    ticket.traceparent = booked.traceparent
-    ticket.reason = types_pb2.Reason.ValueType(int(decision.reason))
-    _fill_promise(ticket.chosen, decision.chosen)
-    if decision.backup is not None:
-        _fill_promise(ticket.backup, decision.backup)
-
-
-def _fill_promise(promise: types_pb2.Promise, candidate: Candidate) -> None:
-    promise.instance_id = candidate.instance_id
-    promise.hit_tokens = candidate.hit_tokens
-    promise.predicted_ttft_ms = candidate.predicted_ttft_s * 1000

@@ -6,16 +6,21 @@ A handler raises domain errors; what reaches the wire is `dualmap.rpc.status`. D
 from __future__ import annotations
 
 import inspect
+import threading
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from itertools import accumulate
 from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
 from google.rpc import status_pb2
 from grpc_status import rpc_status
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from dualmap.rpc.status import status_of
 
@@ -29,42 +34,58 @@ _DURATIONS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1,
 _NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-class RpcMetrics:
+class RpcMetrics(Collector):
     """Calls by method and code, and how long they took, for all servers of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._handled = Counter(
-            "dualmap_rpc_handled", "Calls ended, by method and code.", ["method", "code"], registry=registry
-        )
-        self._duration = Histogram(
-            "dualmap_rpc_duration_seconds",
-            "From the handler's start to the call's end.",
-            ["method"],
-            buckets=_DURATIONS_S,
-            registry=registry,
-        )
+        self._methods: dict[str, MethodMetrics] = {}
+        registry.register(self)
 
     def of(self, method: str) -> MethodMetrics:
         """The series of one method, looked up once."""
-        return MethodMetrics(self._handled, self._duration, method)
+        return self._methods.setdefault(method, MethodMetrics())
+
+    def collect(self) -> Iterator[Metric]:
+        """All series."""
+        handled = CounterMetricFamily(
+            "dualmap_rpc_handled", "Calls ended, by method and code.", labels=("method", "code")
+        )
+        duration = HistogramMetricFamily(
+            "dualmap_rpc_duration_seconds", "From the handler's start to the call's end.", labels=("method",)
+        )
+        for method, series in tuple(self._methods.items()):
+            by_code, buckets, total_s = series.read()
+            for code, count in by_code.items():
+                handled.add_metric((method, code), count)
+            duration.add_metric((method,), buckets, total_s)
+        yield handled
+        yield duration
 
 
 class MethodMetrics:
-    """Counts one method's calls at the price of two increments a call."""
+    """Counts one method's calls under one lock: the library's series take three, and a microsecond."""
 
-    def __init__(self, handled: Counter, duration: Histogram, method: str) -> None:
-        self._handled = handled
-        self._method = method
-        self._duration = duration.labels(method=method)
-        self._by_code = {"OK": handled.labels(method=method, code="OK")}
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_code = {"OK": 0}
+        self._buckets = [0] * (len(_DURATIONS_S) + 1)
+        self._total_s = 0.0
 
     def ended(self, code: str, began_s: float) -> None:
         """One call ended with this code; ``began_s`` is time.perf_counter()'s."""
-        counter = self._by_code.get(code)
-        if counter is None:
-            counter = self._by_code[code] = self._handled.labels(method=self._method, code=code)
-        counter.inc()
-        self._duration.observe(time.perf_counter() - began_s)
+        seconds = time.perf_counter() - began_s
+        bucket = bisect_left(_DURATIONS_S, seconds)
+        with self._lock:
+            self._by_code[code] = self._by_code.get(code, 0) + 1
+            self._buckets[bucket] += 1
+            self._total_s += seconds
+
+    def read(self) -> tuple[dict[str, int], list[tuple[str, float]], float]:
+        """Calls by code, cumulative buckets and seconds in all."""
+        with self._lock:
+            by_code, counts, total_s = dict(self._by_code), tuple(self._buckets), self._total_s
+        limits = (*map(str, _DURATIONS_S), "+Inf")
+        return by_code, list(zip(limits, map(float, accumulate(counts)), strict=True)), total_s
 
 
 def wrap_handlers(service: str, handlers: Mapping[str, Handler], metrics: RpcMetrics) -> dict[str, Handler]:

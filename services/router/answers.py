@@ -5,39 +5,43 @@ from __future__ import annotations
 from collections import deque
 
 from dualmap.core.bookings import Bookings
-from dualmap.rpc.convert_route import Booked
 
 CAPACITY = 262_144
 KEEP_MS = 30_000.0
 _FORGET_A_CALL = 8
 """More than one a call, so that a full memory shrinks; few, so that no call pays for an idle half-minute."""
 
-Identity = tuple[str, int]
-
 
 class Answer:
-    """One answer: its bytes once serialised, and the booking behind it."""
+    """One answer: its bytes, and the booking behind it."""
 
-    __slots__ = ("at_ms", "booked", "bookings", "digest", "identity", "instance_id", "raw", "sequence")
+    __slots__ = ("_bookings", "_sequence", "at_ms", "attempt", "digest", "instance_id", "older", "raw", "request_id")
 
-    def __init__(self, booked: Booked, digest: int, bookings: Bookings, at_ms: float) -> None:
-        self.identity: Identity = (booked.request_id, booked.attempt)
+    def __init__(  # noqa: PLR0917  (one answer, told flat: this is on the path of every route)
+        self,
+        request_id: str,
+        attempt: int,
+        digest: int,
+        instance_id: str,
+        bookings: Bookings,
+        sequence: int,
+        raw: bytes,
+        at_ms: float,
+    ) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
         self.digest = digest
-        self.instance_id = booked.decision.chosen.instance_id
-        self.sequence = booked.sequence
-        self.bookings = bookings
+        self.instance_id = instance_id
+        self.raw = raw
         self.at_ms = at_ms
-        self.booked: Booked | None = booked
-        self.raw = b""
+        self.older: Answer | None = None
+        """The same request's answer before this one, while it is kept."""
+        self._bookings = bookings
+        self._sequence = sequence
 
     def release(self) -> bool:
         """Take the booking back; False when it is covered, expired, released or void with its agent's life."""
-        return self.bookings.release(self.sequence)
-
-    def seal(self, raw: bytes) -> None:
-        """Keep the bytes only: what they were made from is not needed again."""
-        self.raw = raw
-        self.booked = None
+        return self._bookings.release(self._sequence)
 
 
 class Answers:
@@ -48,20 +52,21 @@ class Answers:
         """Answers forgotten before their time."""
         self._capacity = capacity
         self._keep_ms = keep_ms
-        self._by_identity: dict[Identity, Answer] = {}
         self._newest: dict[str, Answer] = {}
         self._order: deque[Answer] = deque()
 
     def __len__(self) -> int:
-        return len(self._by_identity)
+        return len(self._order)
 
-    def find(self, identity: Identity, now_ms: float) -> Answer | None:
+    def find(self, request_id: str, attempt: int, now_ms: float) -> Answer | None:
         """The answer given for this identity, if it is still young enough to be given again."""
-        answer = self._by_identity.get(identity)
+        answer = self._newest.get(request_id)
+        while answer is not None and answer.attempt != attempt:
+            answer = answer.older
         return None if answer is None or now_ms - answer.at_ms > self._keep_ms else answer
 
     def newest(self, request_id: str, now_ms: float) -> Answer | None:
-        """The answer of the request's highest attempt; None means that no attempt of it is remembered."""
+        """The answer of the request's highest attempt."""
         answer = self._newest.get(request_id)
         return None if answer is None or now_ms - answer.at_ms > self._keep_ms else answer
 
@@ -70,8 +75,11 @@ class Answers:
         order = self._order
         if order and (answer.at_ms - order[0].at_ms > self._keep_ms or len(order) >= self._capacity):
             self.forget(answer.at_ms, _FORGET_A_CALL)
-        self._by_identity[answer.identity] = answer
-        self._newest[answer.identity[0]] = answer
+        request_id = answer.request_id
+        newest = self._newest
+        if request_id in newest:
+            answer.older = newest[request_id]
+        newest[request_id] = answer
         order.append(answer)
 
     def forget(self, now_ms: float, most: int) -> int:
@@ -88,8 +96,11 @@ class Answers:
         return dropped
 
     def _drop(self, answer: Answer) -> None:
-        # A later answer may have taken the place of an expired one with the same identity.
-        if self._by_identity.get(answer.identity) is answer:
-            del self._by_identity[answer.identity]
-        if self._newest.get(answer.identity[0]) is answer:
-            del self._newest[answer.identity[0]]
+        newer = self._newest[answer.request_id]
+        if newer is answer:
+            del self._newest[answer.request_id]
+            return
+        # Answers are dropped oldest first, so this one is the last of its request's.
+        while newer.older is not None and newer.older is not answer:
+            newer = newer.older
+        newer.older = None

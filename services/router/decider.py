@@ -15,7 +15,8 @@ from dualmap.core.errors import AbortedAttempt, AlreadyExists, NoInstance, NotFo
 from dualmap.core.instance_view import InstanceView
 from dualmap.core.membership import RingSnapshot
 from dualmap.rpc.convert_explain import Explained, InstanceFacts, ViewFacts
-from dualmap.rpc.convert_route import AddressBook, Booked, RouteCall, RouteRules, address_book, answer_bytes
+from dualmap.rpc.convert_route import RouteCall, RouteRules
+from dualmap.rpc.route_answer import AnswerWriter
 from dualmap.view.cluster_view import ClusterView
 from services.router.answers import Answer, Answers
 from services.router.heat_sampler import HeatSampler
@@ -47,8 +48,7 @@ class Scene:
 
     ring: RingSnapshot
     rules: RouteRules
-    addresses: AddressBook
-    parameters_digest: int
+    writer: AnswerWriter
 
 
 class Decider:
@@ -84,7 +84,9 @@ class Decider:
             self._refuse_unready()
         facts = self.facts
         rules = RouteRules(facts.models, ring.parameters, ring.default_ttft_slo_ms / 1000, facts.hash_key)
-        scene = Scene(ring, rules, address_book(ring.members), ring.parameters.digest())
+        digest = ring.parameters.digest()
+        writer = AnswerWriter(facts.router_id, facts.pool, ring.epoch, digest, ring.members)
+        scene = Scene(ring, rules, writer)
         self._scene = scene
         return scene
 
@@ -104,9 +106,9 @@ class Decider:
                     continue
                 now_ms = self._clock_ms()
                 known = self._known(call, now_ms)
-                answer = known or self._decide(call, scene, traceparent, now_ms)
+                answer = (known.raw, None) if known is not None else self._decide(call, scene, traceparent, now_ms)
                 self._metrics.decision_s.observe(perf_counter() - began_s)
-            return _sealed(answer, known is None)
+            return answer
 
     def what_if(self, call: RouteCall) -> Explained:
         """How the request would go; nothing is booked. Raises NoInstance, Overloaded, Unavailable."""
@@ -138,7 +140,7 @@ class Decider:
     def release(self, request_id: str, attempt: int) -> tuple[bool, int]:
         """Give a booking back: whether there was one, and the ring epoch."""
         with self._lock:
-            answer = self._answers.find((request_id, attempt), self._clock_ms())
+            answer = self._answers.find(request_id, attempt, self._clock_ms())
             released = answer is not None and answer.release()
             self._metrics.count("released", released)
             ring = self._view.ring
@@ -198,11 +200,11 @@ class Decider:
         newest = self._answers.newest(request_id, now_ms)
         if newest is None:
             return None
-        known = self._answers.find((request_id, attempt), now_ms)
+        known = self._answers.find(request_id, attempt, now_ms)
         if known is None:
-            if newest.identity[1] > attempt:
+            if newest.attempt > attempt:
                 self._metrics.count("aborted")
-                raise AbortedAttempt(request_id, newest.identity[1], "was routed before this lower one came")
+                raise AbortedAttempt(request_id, newest.attempt, "was routed before this lower one came")
             self._metrics.count("superseded", newest.release())
             return None
         if known.digest != call.digest:
@@ -215,35 +217,24 @@ class Decider:
         self._metrics.count("repeated")
         return known
 
-    def _decide(self, call: RouteCall, scene: Scene, traceparent: str, now_ms: float) -> Answer:
-        query = call.query
+    def _decide(self, call: RouteCall, scene: Scene, traceparent: str, now_ms: float) -> tuple[bytes, Decision]:
+        query, attempt, digest = call
+        request_id, chain = query.request_id, query.chain
         picture = self._picture()
         decision = self._choose(query, picture, now_ms)
-        instance = self._view.instances[decision.chosen.instance_id]
-        prompt_tokens = query.chain.prompt_tokens
-        booked = Booked(
-            request_id=query.request_id,
-            attempt=call.attempt,
-            decision=decision,
-            prompt_tokens=prompt_tokens,
-            router_id=self.facts.router_id,
-            agent_epoch=instance.agent_epoch,
-            sequence=book(decision, instance, query, now_ms),
-            pool=self.facts.pool,
-            ring_epoch=picture.epoch,
-            parameters_digest=scene.parameters_digest,
-            addresses=scene.addresses,
-            traceparent=traceparent,
+        chosen = decision.chosen
+        instance = self._view.instances[chosen.instance_id]
+        sequence = book(decision, instance, query, now_ms)
+        tokens = chain.prompt_tokens
+        raw = scene.writer.write(request_id, attempt, decision, tokens, instance.agent_epoch, sequence, traceparent)
+        self._answers.add(
+            Answer(request_id, attempt, digest, chosen.instance_id, instance.bookings, sequence, raw, now_ms)
         )
-        answer = Answer(booked, call.digest, instance.bookings, now_ms)
-        self._answers.add(answer)
         slo_s = query.ttft_slo_s or picture.default_slo_s
-        self._history.add(
-            Decided(query.request_id, call.attempt, decision, prompt_tokens, slo_s, picture.epoch, now_ms)
-        )
-        self._sampler.observe(query.chain.hashes, decision.key_blocks, decision.chosen.miss_tokens)
-        self._metrics.routed(decision, prompt_tokens)
-        return answer
+        self._history.add(Decided(request_id, attempt, decision, tokens, slo_s, picture.epoch, now_ms))
+        self._sampler.observe(chain.hashes, decision.key_blocks, chosen.miss_tokens)
+        self._metrics.routed(decision, tokens)
+        return raw, decision
 
     def _choose(self, query: RouteQuery, picture: RingPicture, now_ms: float) -> Decision:
         try:
@@ -258,14 +249,6 @@ class Decider:
     def _spread(self, delay_ms: float) -> int:
         bounded = min(MAX_RETRY_MS, max(MIN_RETRY_MS, delay_ms))
         return round(bounded * (1 + RETRY_SPREAD * (2 * self._draw() - 1)))
-
-
-def _sealed(answer: Answer, fresh: bool) -> tuple[bytes, Decision | None]:
-    """Serialise an answer, outside the lock; two threads that meet here make the same bytes."""
-    booked = answer.booked
-    if booked is not None:
-        answer.seal(answer_bytes(booked))
-    return answer.raw, booked.decision if fresh and booked is not None else None
 
 
 def _instance_facts(instance: InstanceView, now_ms: float) -> InstanceFacts:

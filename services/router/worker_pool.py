@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -84,7 +85,7 @@ class WorkerPool(Executor):
 
         What comes back only tells of the end: results and errors are the call's own affair, as they are gRPC's.
         """
-        handed = _Call(call, args)
+        handed = _Call(partial(call, **kwargs) if kwargs else call, args)
         if self._calls.qsize() >= self._longest_queue:
             self.shed += 1
             self._excess.put(handed)

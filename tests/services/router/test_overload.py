@@ -62,7 +62,7 @@ def test_a_pool_knows_which_calls_to_shed() -> None:
 
 
 def test_the_end_of_a_call_is_told_once_whenever_it_is_asked_for() -> None:
-    """gRPC counts calls by it: a listener hears of the end exactly once, before or after."""
+    """A listener hears of the end exactly once, asked for before or after: gRPC counts calls by it."""
     pool = WorkerPool(threads=1, limit=2)
     ended: SimpleQueue[str] = SimpleQueue()
     release = threading.Event()
