@@ -25,12 +25,15 @@ and its blocks enter the index at its first token only. Worth 1 % of goodput on 
 class Bookings:
     """Bookings of one router on one instance and one life of its agent, in order of sequence and time."""
 
-    __slots__ = ("_blocks", "_booked", "_expected", "_last_sequence", "_waiting", "miss_tokens")
+    __slots__ = ("_blocks", "_booked", "_expected", "_last_sequence", "booked_s", "miss_tokens", "waiting_s")
 
     def __init__(self) -> None:
         self._last_sequence = 0
         self._booked: dict[int, _Booking] = {}
-        self._waiting: list[float] = list(EMPTY_WAITING)
+        self.waiting_s: list[float] = list(EMPTY_WAITING)
+        """Booked seconds of prefill, flat as ``LoadReport.waiting_s``: to be read at once, not to be kept."""
+        self.booked_s = 0.0
+        """Booked seconds of prefill in all."""
         self._blocks: dict[int, int] = {}
         self._expected: deque[tuple[float, Sequence[int]]] = deque()
         self.miss_tokens: int = 0
@@ -56,7 +59,8 @@ class Bookings:
             self.release(sequence)
         slot = priority_class * SLACK_BUCKETS + slack_bucket
         self._booked[sequence] = _Booking(slot, work_s, miss_hashes, miss_tokens, now_ms)
-        self._waiting[slot] += work_s
+        self.waiting_s[slot] += work_s
+        self.booked_s += work_s
         self.miss_tokens += miss_tokens
         blocks = self._blocks
         for block in miss_hashes:
@@ -76,10 +80,12 @@ class Bookings:
         if booking is None:
             return None
         if self._booked:
-            self._waiting[booking.slot] = max(0.0, self._waiting[booking.slot] - booking.work_s)
+            self.waiting_s[booking.slot] = max(0.0, self.waiting_s[booking.slot] - booking.work_s)
+            self.booked_s = max(0.0, self.booked_s - booking.work_s)
         else:
             # Empty is exactly zero: no rounding error outlives the bookings that made it.
-            self._waiting = list(EMPTY_WAITING)
+            self.waiting_s = list(EMPTY_WAITING)
+            self.booked_s = 0.0
         self.miss_tokens -= booking.miss_tokens
         return booking
 
@@ -129,20 +135,11 @@ class Bookings:
         """A new life of the agent: every ticket is void and sequences start again at 1."""
         self._last_sequence = 0
         self._booked = {}
-        self._waiting = list(EMPTY_WAITING)
+        self.waiting_s = list(EMPTY_WAITING)
+        self.booked_s = 0.0
         self._blocks = {}
         self._expected.clear()
         self.miss_tokens = 0
-
-    @property
-    def waiting_s(self) -> tuple[float, ...]:
-        """Booked seconds of prefill, flat as ``LoadReport.waiting_s``."""
-        return tuple(self._waiting) if self._booked else EMPTY_WAITING
-
-    @property
-    def booked_s(self) -> float:
-        """Booked seconds of prefill in all."""
-        return sum(self._waiting)
 
     def __len__(self) -> int:
         return len(self._booked)
@@ -155,7 +152,9 @@ class Bookings:
     def extra_blocks(self, hashes: Sequence[int], from_block: int) -> int:
         """Blocks booked or expected without a gap from ``from_block`` on: hits to come."""
         blocks = self._blocks
-        position = from_block
-        while position < len(hashes) and hashes[position] in blocks:
+        if not blocks:
+            return 0
+        position, chain = from_block, len(hashes)
+        while position < chain and hashes[position] in blocks:
             position += 1
         return position - from_block

@@ -154,8 +154,8 @@ class _Looks:
         prompt = chain.prompt_tokens
         miss = prompt - hit if hit < prompt else 0
         bookings = view.bookings
-        booked = bookings.waiting_s if len(bookings) else None
-        booked_s = bookings.booked_s if booked else 0.0
+        booked_s = bookings.booked_s
+        booked = bookings.waiting_s if booked_s else None
         due = load.rest_s + work_due_before(load, booked, self._bucket, self._pclass)
         prefill_s = load.cost.seconds(miss, prompt)
         heard = view.heard_at_ms

@@ -55,9 +55,8 @@ class InstanceView:
         indexed = blocks * tokens
         if indexed > prompt:  # a caller's last block may reach beyond the prompt
             indexed = prompt
-        elif blocks < len(hashes) and self.bookings.expects:
-            blocks += self.bookings.extra_blocks(hashes, blocks)
-            return indexed, min(blocks * tokens, prompt)
+        elif blocks < len(hashes) and (extra := self.bookings.extra_blocks(hashes, blocks)):
+            return indexed, min((blocks + extra) * tokens, prompt)
         return indexed, indexed
 
     def apply(self, update: StateUpdate, now_ms: float) -> bool:

@@ -16,11 +16,19 @@ GIVEN_UP = 0
 """Slack bucket of work that cannot meet its deadline any more."""
 
 
-_HIGHER = tuple(
-    tuple(higher * SLACK_BUCKETS + 1 for higher in range(pclass + 1, PRIORITY_CLASSES))
-    for pclass in range(PRIORITY_CLASSES)
+def _parts_before(bucket: int, pclass: int) -> tuple[slice, ...]:
+    start = pclass * SLACK_BUCKETS
+    if bucket == GIVEN_UP:
+        # What was given up goes after all that can still be kept; among its own kind it is the youngest.
+        return (slice(start, PRIORITY_CLASSES * SLACK_BUCKETS),)
+    firsts = range(start + 1, PRIORITY_CLASSES * SLACK_BUCKETS, SLACK_BUCKETS)
+    return tuple(slice(first, first + bucket) for first in firsts)
+
+
+_BEFORE = tuple(
+    tuple(_parts_before(bucket, pclass) for bucket in range(SLACK_BUCKETS)) for pclass in range(PRIORITY_CLASSES)
 )
-"""For each class where the buckets that can still be met begin in the classes above it."""
+"""By class and bucket of a request, the parts of a flat table that go before it under ``slo``."""
 
 
 def slack_bucket(slack_s: float, default_slo_s: float) -> int:
@@ -44,13 +52,9 @@ def due_before(waiting_s: Sequence[float], policy: QueuePolicy, bucket: int, pcl
     """Seconds of ``waiting_s`` (class x 8 + bucket) that go before a request of this bucket and class."""
     if policy is not QueuePolicy.SLO:
         return sum(waiting_s)
-    start = pclass * SLACK_BUCKETS
-    if bucket == GIVEN_UP:
-        # What was given up goes after all that can still be kept; among its own kind it is the youngest.
-        return sum(waiting_s[start:])
-    total = sum(waiting_s[start + 1 : start + 1 + bucket])
-    for first in _HIGHER[pclass]:
-        total += sum(waiting_s[first : first + bucket])
+    total = 0.0
+    for part in _BEFORE[pclass][bucket]:
+        total += sum(waiting_s[part])
     return total
 
 

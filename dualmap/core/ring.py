@@ -66,10 +66,11 @@ class Ring:
 
         None stands where there is none. O(log points) and about one step more for each ineligible owner met.
         """
-        first = self._nearest(self._first, key, eligible, None)
+        raw = key.to_bytes(8, "little")
+        first = self._nearest(self._first, raw, key, eligible, None)
         if first is None:
             return None, None
-        return first, self._nearest(self._second, key, eligible, first)
+        return first, self._nearest(self._second, raw, key, eligible, first)
 
     def walk(self, ring_no: int, key: int) -> Iterator[str]:
         """Distinct owners clockwise from the key on ring 1 or 2, each once; lazy, so stop early."""
@@ -86,16 +87,17 @@ class Ring:
                 yield self.instance_ids[owner]
             position += 1
 
-    def _nearest(self, points: _Points, key: int, eligible: Callable[[str], bool], taken: str | None) -> str | None:
+    def _nearest(  # noqa: PLR0917 - private, on the path of every decision
+        self, points: _Points, raw: bytes, key: int, eligible: Callable[[str], bool], taken: str | None
+    ) -> str | None:
         owners = points.owners
         if not owners:
             return None
-        position = points.start(key)
+        position = bisect_left(points.hashes, xxh64_intdigest(raw, points.seed))
         nearest = self.instance_ids[owners[position if position < len(owners) else 0]]
         if nearest != taken and eligible(nearest):
             return nearest
-        ring_no = 1 if points is self._first else 2
-        walk = self.walk(ring_no, key)
+        walk = self.walk(1 if points is self._first else 2, key)
         next(walk)
         return next((owner for owner in walk if owner != taken and eligible(owner)), None)
 

@@ -158,7 +158,7 @@ def test_bookings_are_flat_like_a_load_report_and_end_at_zero() -> None:
     for sequence in (1, 2, 3):
         assert bookings.release(sequence)
     assert not bookings.release(3)
-    assert bookings.waiting_s == EMPTY_WAITING
+    assert tuple(bookings.waiting_s) == EMPTY_WAITING
     assert bookings.booked_s == 0.0
     assert bookings.miss_tokens == 0
 

@@ -33,7 +33,7 @@ def candidate(name: str, hit: int, predicted_s: float, age_ms: float) -> Candida
     backup=st.booleans(),
     traceparent=st.sampled_from(["", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"]),
 )
-def test_an_answer_reads_as_it_was_meant(
+def test_an_answer_reads_as_it_was_meant(  # noqa: PLR0917
     request_id: str,
     numbers: tuple[int, ...],
     floats: tuple[float, float, float],
