@@ -70,13 +70,16 @@ class Follower:
         self._epoch_check_at_ms = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follow until ``stop``; ends within one blocking read of it."""
+        """Follow until ``stop``, within one blocking read of it, or until the task is cancelled."""
         failures = 0
         while not stop.is_set():
             try:
                 await self.step()
                 failures = 0
             except _LOST as error:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    # The client may make an error of its own of a cancellation that meets it while it connects.
+                    raise asyncio.CancelledError from error
                 failures += 1
                 await self._store_lost(error)
                 await self._back_off(stop, failures)

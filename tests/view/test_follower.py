@@ -6,16 +6,18 @@ import asyncio
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import redis
 
 from dualmap.core.membership import InstanceState, PreviousRing, Split
 from dualmap.core.state import EMPTY_WAITING, LoadReport, TicketsSeen
-from dualmap.store.connection import RedisOptions, connect
+from dualmap.store.connection import RedisOptions, StoreError, connect
 from dualmap.store.keys import shard_of
 from dualmap.store.state_store import Base
 from dualmap.view.events import ViewEvent
+from dualmap.view.follower import Follower
 from dualmap.view.ring_file import RingFile
 from tests.redis_process import RedisServer
 from tests.view.conftest import ROUTER, FakeInstance, Pool, member, ring
@@ -296,7 +298,7 @@ async def test_a_view_outlives_the_server_and_comes_back(pool: Pool, redis_serve
         redis_server.process.send_signal(signal.SIGCONT)
     assert pool.view.ready
     pool.assert_holds(one)
-    await until(lambda: not pool.view.degraded)
+    await until(lambda: not pool.view.degraded, timeout_s=20)
     await pool.states.write(one.step(40))
     await until(lambda: pool.view.instances["a/0"].version == one.version)
 
@@ -305,6 +307,29 @@ async def test_a_view_outlives_the_server_and_comes_back(pool: Pool, redis_serve
         await running
     assert pool.view.counts[ViewEvent.STORE_LOST] == pool.view.counts[ViewEvent.STORE_BACK] >= 1
     await blocked.aclose()
+
+
+class _LosesItsCancellation(Follower):
+    """Its store answers a cancellation with an error, as the client does where it is just connecting."""
+
+    async def step(self) -> NoReturn:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise StoreError("no connection") from None
+        raise AssertionError("nobody sets it")
+
+
+async def test_a_cancelled_follower_ends_also_where_the_client_makes_an_error_of_it(pool: Pool) -> None:
+    """It would follow for ever otherwise, and hold up whoever waits for its end."""
+    follower = _LosesItsCancellation(pool.view, pool.client, "p")
+    running = asyncio.create_task(follower.run(asyncio.Event()))
+    await asyncio.sleep(0)
+
+    running.cancel()
+
+    await asyncio.wait({running}, timeout=5)
+    assert running.cancelled()
 
 
 async def test_a_router_starts_from_its_ring_file(pool: Pool, tmp_path: Path) -> None:
