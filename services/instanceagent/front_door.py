@@ -24,9 +24,6 @@ from services.instanceagent.openai_call import ModelNames, OpenAiCall
 from services.instanceagent.prompts import Prompts
 from services.instanceagent.request import HeldRequest
 
-ROUTE_WITHIN_S = 0.2
-"""A router's time (design: front door); then the own queue."""
-
 DEGRADED = "DEGRADED"
 _ABOUT_THE_REQUEST = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "ABORTED", "RESOURCE_EXHAUSTED"})
 """Answers of a router that the client must hear: no other place would do better."""
@@ -44,13 +41,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class DoorParts:
-    """What the front door is given. ``routers`` None: there are none. ``count`` hears what became of each request."""
+    """What the front door is given. ``routers`` None: there are none. ``count`` hears what became of each request.
+
+    ``route_within_s``: the routers' time; then the own queue.
+    """
 
     routers: Routers | None
     prompts: Prompts
     names: ModelNames
     clock: Clock
     count: Callable[[str], None]
+    route_within_s: float = 0.2
 
 
 class FrontDoor:
@@ -95,8 +96,8 @@ class FrontDoor:
         asked = replace(request, prompt=self._hashed(request), openai=None)
         metadata = (("traceparent", call.traceparent),) if call.traceparent else ()
         try:
-            async with asyncio.timeout(ROUTE_WITHIN_S):
-                return await parts.routers.route(asked, parts.clock.now_s() + ROUTE_WITHIN_S, metadata)
+            async with asyncio.timeout(parts.route_within_s):
+                return await parts.routers.route(asked, parts.clock.now_s() + parts.route_within_s, metadata)
         except TimeoutError:
             problem = "TIMEOUT"
         except CallFailed as error:

@@ -9,16 +9,13 @@ from uuid import uuid4
 from dualmap.client.routers import Routers
 from dualmap.runtime.clock import Clock
 from services.instanceagent.agent import Agent
-from services.instanceagent.front_door import ROUTE_WITHIN_S, DoorParts, FrontDoor
+from services.instanceagent.front_door import DoorParts, FrontDoor
 from services.instanceagent.handover import Handovers
 from services.instanceagent.http_port import HttpOptions, HttpParts, HttpPort
 from services.instanceagent.metrics import AgentMetrics
 from services.instanceagent.openai_call import ModelNames
 from services.instanceagent.prompts import Prompts
 from services.instanceagent.settings import Settings
-
-ROUTER_TRY_S = ROUTE_WITHIN_S / 2
-"""A router that hangs leaves time for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +35,24 @@ async def serve_openai(stack: AsyncExitStack, settings: Settings, given: OpenAiP
     agent, metrics, clock = given.agent, given.metrics, given.clock
     pool = metrics.pool
     names = ModelNames(settings.pool.models, settings.http.loras)
+    route_within_s = settings.http.route_within_ms / 1_000
     routers = None
     if settings.agent.routers:
-        routers = Routers(settings.agent.routers, ROUTER_TRY_S)
+        # One that hangs leaves time for another, where there is another.
+        tries = min(2, len(settings.agent.routers))
+        routers = Routers(settings.agent.routers, route_within_s / tries)
         stack.push_async_callback(routers.close)
     engines = [instance.engine for instance in agent.instances.values()]
     prompts = Prompts(engines, lambda reason: metrics.byte_prompts.labels(pool=pool, reason=reason).inc())
-    door = FrontDoor(
-        agent,
-        given.handovers,
-        DoorParts(
-            routers, prompts, names, clock, lambda reason: metrics.front_door.labels(pool=pool, reason=reason).inc()
-        ),
+    door_parts = DoorParts(
+        routers,
+        prompts,
+        names,
+        clock,
+        count=lambda reason: metrics.front_door.labels(pool=pool, reason=reason).inc(),
+        route_within_s=route_within_s,
     )
+    door = FrontDoor(agent, given.handovers, door_parts)
     options = HttpOptions(
         host=settings.http_host,
         port=settings.http.port,

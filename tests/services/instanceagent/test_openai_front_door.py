@@ -102,8 +102,9 @@ async def test_where_nobody_can_serve_the_client_is_told_when_to_come_again() ->
 @pytest.mark.parametrize("case", ["dead", "silent", "none known", "knows no instance"])
 async def test_no_router_costs_two_hundred_milliseconds_at_most(case: str) -> None:
     """Dead, silent, never configured, or without an instance: the own queue serves, DEGRADED and counted."""
+    design = {"route_within_ms": 200}
     agent = {"routers": ""} if case == "none known" else {}
-    async with openai_cluster("a", agent=agent, place=lambda _: NoInstance(500)) as built:
+    async with openai_cluster("a", agent=agent, http=design, place=lambda _: NoInstance(500)) as built:
         if case == "dead":
             await built.router.stop()
         elif case == "silent":
@@ -135,11 +136,11 @@ async def test_a_dead_router_is_passed_over_for_the_next() -> None:
 
 async def test_a_router_that_says_all_are_full_is_believed() -> None:
     """An early 429 with the router's own delay, not one more request in a full queue."""
-    async with openai_cluster("a", place=lambda _: Overloaded(1_500, "every instance is full")) as built:
+    async with openai_cluster("a", place=lambda _: Overloaded(15_000, "every instance is full")) as built:
         with pytest.raises(openai.RateLimitError) as refused:
             await _ask(built.client("a"))
-        assert refused.value.response.headers["retry-after-ms"] == "1500"
-        assert refused.value.response.headers["Retry-After"] == "2"
+        assert refused.value.response.headers["retry-after-ms"] == "15000"
+        assert refused.value.response.headers["Retry-After"] == "15"
         assert built.counted("a", "front_door_requests") == {"refused_by_router": 1}
 
 
@@ -216,12 +217,14 @@ async def test_a_target_that_dies_before_the_first_token_costs_nothing() -> None
         yield told(queued=agent_pb2.Queued(instance_id="s/0"))
         await context.abort(grpc.StatusCode.INTERNAL, "gone")
 
-    async with openai_cluster("a", place=lambda _: ("s/0", "a/0")) as built:
-        async with scripted(built.built.ring, "s/0", breaks):
-            await until(lambda: built.built.agents["a"].handovers._candidates.eligible("s/0"), "s is known")
-            text, headers = await _ask(built.client("a"))
-            assert text == " w1 w2 w3 w4"
-            assert headers["x-dualmap-instance"] == "a/0"
+    async with (
+        openai_cluster("a", place=lambda _: ("s/0", "a/0")) as built,
+        scripted(built.built.ring, "s/0", breaks),
+    ):
+        await until(lambda: built.built.agents["a"].handovers._candidates.eligible("s/0"), "s is known")
+        text, headers = await _ask(built.client("a"))
+        assert text == " w1 w2 w3 w4"
+        assert headers["x-dualmap-instance"] == "a/0"
 
 
 @pytest.mark.parametrize("stream", [True, False])
