@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, model_validator
 
 from dualmap.core.engine_model import EngineOptions
-from dualmap.core.state import PrefillCost, QueuePolicy
+from dualmap.core.state import PrefillCost, QueuePolicy, Tier
 from dualmap.runtime.settings import (
     Block,
     CommaList,
@@ -57,6 +57,9 @@ class HttpSettings(Block):
     body_timeout_s: float = Field(default=30.0, gt=0, le=600, description="Longest wait for a body.")
     max_requests: int = Field(
         default=16_384, ge=1, le=1_000_000, description="Requests at once; the queue's own bounds refuse earlier."
+    )
+    route_within_ms: int = Field(
+        default=200, ge=1, le=60_000, description="A router's time at the front door; then the own queue, DEGRADED."
     )
     loras: CommaList = Field(
         default=(), max_length=1_024, description="Adapters of the first model that requests may name as their model."
@@ -151,6 +154,10 @@ class EngineSettings(Block):
     replay_endpoint: str = Field(
         default="", description="tcp://host:port where rank 0 replays them; without it a gap drops the index."
     )
+    tiers: CommaList = Field(
+        default=("device", "host", "remote"),
+        description="Media whose blocks count as held: leave out those that load no faster than prefill computes.",
+    )
     start_timeout_s: float = Field(
         default=600.0, gt=0, le=7_200, description="Longest wait for the engine at start; weights take minutes to load."
     )
@@ -193,6 +200,8 @@ class EngineSettings(Block):
         for name in ("kv_endpoint", "replay_endpoint"):
             if not re.fullmatch(r"|tcp://.+:\d{1,5}", getattr(self, name)):
                 raise ValueError(f"{name} must be like tcp://127.0.0.1:5557")
+        if "device" not in self.tiers or not set(self.tiers) <= {tier.name.lower() for tier in Tier}:
+            raise ValueError("tiers must name device, and may name host and remote")
         if self.replay_endpoint and not self.kv_endpoint:
             raise ValueError("replay_endpoint without kv_endpoint follows nothing")
         return self

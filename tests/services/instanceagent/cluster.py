@@ -77,13 +77,13 @@ class Cluster:
 
     def pause(self, *names: str) -> None:
         for name in names:
-            for engine in self.agents[name].engines:
-                engine.pause()
+            for instance in self.agents[name].agent.instances.values():
+                instance.engine.pause()  # type: ignore[attr-defined]
 
     def resume(self, *names: str) -> None:
         for name in names:
-            for engine in self.agents[name].engines:
-                engine.resume()
+            for instance in self.agents[name].agent.instances.values():
+                instance.engine.resume()  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
