@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from dualmap.core.blocks import TOKEN_BYTES
 from dualmap.core.state import Tier
+from services.instanceagent.block_nodes import Entry, Node, RoutingBlock, ancestors
 from services.instanceagent.engine import KvChange, KvCleared, KvRemoved, KvStored
 from services.instanceagent.kv_wire import AllCleared, BlocksRemoved, BlocksStored, KvEvent
 from services.instanceagent.learnt_scopes import Scope, ScopeBook, Unmatched
@@ -36,6 +37,8 @@ OTHER_MEDIUM = "other"
 _PARTIAL_KINDS = ("sliding", "mamba", "chunked", "cross", "linear")
 """Cache groups that keep a window or a state, not the whole prefix: they say nothing about prefix hits."""
 
+MAX_GROUPS = 64
+
 Count = Callable[[str], None]
 """Told a reason each time something is left out."""
 
@@ -50,54 +53,6 @@ class MapLimits:
     tiers: frozenset[Tier] = frozenset(Tier)
 
 
-class _RoutingBlock:
-    """One block of ours on one path of engine blocks: held while ``missing`` of its parts is 0."""
-
-    __slots__ = ("hash", "missing", "parts")
-
-    def __init__(self, block_hash: int, parts: tuple[_Node, ...]) -> None:
-        self.hash = block_hash
-        self.parts = parts
-        self.missing = sum(not part.media for part in parts)
-
-
-class _Node:
-    """An engine block. Resolved: ``chain`` is our hash up to the last boundary, ``tail`` the tokens after it.
-
-    ``media`` is a bit for each medium that holds it. A node held nowhere stays while a child needs it.
-    """
-
-    __slots__ = (
-        "chain", "children", "ends", "key", "leaves", "media", "parent", "parent_key", "resolved", "routing", "scope",
-        "size", "tail",
-    )  # fmt: skip
-
-    def __init__(self, key: int, parent_key: int | None, token_ids: bytes, leaves: tuple[str, ...]) -> None:
-        self.key = key
-        self.parent_key = parent_key
-        self.leaves = leaves
-        self.tail = token_ids
-        self.size = len(token_ids)
-        self.media = 0
-        self.children = 0
-        self.resolved = False
-        self.scope: Scope | None = None
-        self.chain = 0
-        self.parent: _Node | None = None
-        self.routing: dict[_RoutingBlock, None] = {}
-        self.ends: list[_RoutingBlock] = []
-
-
-class _Entry:
-    """All paths that end in one of our hashes, and the tier last told for it (0: none)."""
-
-    __slots__ = ("blocks", "shown")
-
-    def __init__(self) -> None:
-        self.blocks: list[_RoutingBlock] = []
-        self.shown = 0
-
-
 class BlockMap:
     """Blocks of one engine and what they make of ours. Give it events in order; it gives changes of the index."""
 
@@ -108,13 +63,15 @@ class BlockMap:
         self.limits = limits or MapLimits()
         self._media: dict[str, int] = {}
         self._media_tiers: list[Tier] = []
+        self._fastest: dict[int, int] = {}
+        self._groups: set[int] = set()
         self._start()
 
     def _start(self) -> None:
-        self._nodes: dict[int, _Node] = {}
-        self._pending: dict[int, dict[int, _Node]] = {}
+        self._nodes: dict[int, Node] = {}
+        self._pending: dict[int, dict[int, Node]] = {}
         self._orphans: OrderedDict[int, float] = OrderedDict()
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._dirty: dict[int, None] = {}
 
     def __len__(self) -> int:
@@ -158,22 +115,28 @@ class BlockMap:
         if not self._indexed_group(event):
             self._count("other_cache_group")
             return
+        if event.group is not None and len(self._groups) < MAX_GROUPS:
+            self._groups.add(event.group)
         bit = self._bit(event.medium)
         step = event.block_tokens * TOKEN_BYTES
-        parent_key = event.parent
-        root_scope = self._root_scope(event) if parent_key is None else None
+        nodes = self._nodes
+        above_key = event.parent
+        above = nodes.get(above_key) if above_key is not None else None
+        root_scope = self._root_scope(event) if above_key is None else None
+        start = 0
         for number, key in enumerate(event.hashes):
-            node = self._nodes.get(key)
+            node = nodes.get(key)
             if node is None:
-                if len(self._nodes) >= self.limits.max_blocks:
+                if len(nodes) >= self.limits.max_blocks:
                     self._count("too_many_blocks")
                     return
                 leaves = event.extra_keys[number] if number < len(event.extra_keys) else ()
-                node = _Node(key, parent_key, event.token_ids[number * step : (number + 1) * step], leaves)
-                self._nodes[key] = node
-                self._place(node, root_scope, now_s)
-            self._hold(node, node.media | bit)
-            parent_key = key
+                node = nodes[key] = Node(key, above_key, event.token_ids[start : start + step], leaves)
+                self._place(node, above, root_scope, now_s)
+            if not node.media & bit:
+                self._hold(node, node.media | bit)
+            above, above_key = node, key
+            start += step
 
     @staticmethod
     def _indexed_group(event: BlocksStored) -> bool:
@@ -189,74 +152,81 @@ class BlockMap:
             self._count(unmatched.reason)
             return None
 
-    def _place(self, node: _Node, root_scope: Scope | None, now_s: float) -> None:
+    def _place(self, node: Node, parent: Node | None, root_scope: Scope | None, now_s: float) -> None:
         """Give a new node its place under its parent, or file it until that one shows up."""
         if node.parent_key is None:
-            chain = root_scope.root if root_scope is not None else 0
-            self._resolve(node, None, root_scope, chain)
-            return
-        parent = self._nodes.get(node.parent_key)
-        if parent is not None and parent.resolved:
-            self._resolve(node, parent, self._scope_under(parent, node), parent.chain)
-            return
-        self._pending.setdefault(node.parent_key, {})[node.key] = node
-        self._orphans[node.key] = now_s
-        if len(self._orphans) > self.limits.max_orphans:
-            self._count("too_many_orphans")
-            self._forget_orphan(next(iter(self._orphans)))
+            self._resolve(node, None, root_scope)
+        elif parent is not None and parent.resolved:
+            self._resolve(node, parent, self._scope_under(parent, node))
+        else:
+            self._pending.setdefault(node.parent_key, {})[node.key] = node
+            self._orphans[node.key] = now_s
+            if len(self._orphans) > self.limits.max_orphans:
+                self._count("too_many_orphans")
+                self._forget_orphan(next(iter(self._orphans)))
 
-    def _scope_under(self, parent: _Node, child: _Node) -> Scope | None:
+    def _scope_under(self, parent: Node, child: Node) -> Scope | None:
         scope = parent.scope
         if scope is not None and child.leaves and not scope.covers(child.leaves):
             self._count("extra_keys_unmatched")
             return None
         return scope
 
-    def _resolve(self, first: _Node, parent: _Node | None, scope: Scope | None, chain: int) -> None:
+    def _resolve(self, node: Node, parent: Node | None, scope: Scope | None) -> None:
         """Compute a node's chain, and then those of all that waited for it."""
-        todo = [(first, parent, scope, chain)]
+        self._extend(node, parent, scope)
+        if node.key not in self._pending:
+            return
+        todo = [node]
         while todo:
-            node, parent, scope, chain = todo.pop()
-            node.resolved = True
-            node.scope = scope
-            node.leaves = ()
-            node.parent = parent
-            tail = b""
-            if parent is not None:
-                parent.children += 1
-                tail = parent.tail
-            self._extend(node, chain, tail)
-            for child in self._pending.pop(node.key, {}).values():
+            above = todo.pop()
+            for child in self._pending.pop(above.key, {}).values():
                 del self._orphans[child.key]
-                todo.append((child, node, self._scope_under(node, child), node.chain))
+                self._extend(child, above, self._scope_under(above, child))
+                todo.append(child)
 
-    def _extend(self, node: _Node, chain: int, tail: bytes) -> None:
-        """Make the routing blocks that end in this node."""
-        if node.scope is None:
+    def _extend(self, node: Node, parent: Node | None, scope: Scope | None) -> None:
+        """Put a node under its parent and make the routing blocks that end in it."""
+        node.resolved = True
+        node.scope = scope
+        node.leaves = ()
+        data = node.tail
+        chain = scope.root if scope is not None else 0
+        before = 0
+        if parent is not None:
+            node.parent = parent
+            parent.children += 1
+            chain = parent.chain
+            before = len(parent.tail)
+            data = parent.tail + data
+        if scope is None:
             node.tail = b""
             return
         size = self._block_bytes
-        data = tail + node.tail
         start = 0
         while len(data) - start >= size:
             chain = xxh3_64_intdigest(chain.to_bytes(8, "little") + data[start : start + size])
             # Only the first block of several can begin before this node.
-            parts = (node, *_ancestors(node, len(tail))) if start == 0 else (node,)
-            block = _RoutingBlock(chain, parts)
-            node.ends.append(block)
-            for part in parts:
-                part.routing[block] = None
-            self._entries.setdefault(chain, _Entry()).blocks.append(block)
-            self._dirty[chain] = None
+            self._end(chain, (node, *ancestors(node, before)) if start == 0 else (node,))
             start += size
         node.chain = chain
-        node.tail = data[start:]
+        node.tail = data[start:] if start else data
 
-    def _hold(self, node: _Node, media: int) -> None:
-        before, node.media = node.media, media
-        if before == media:
-            return
-        step = bool(before) - bool(media)
+    def _end(self, chain: int, parts: tuple[Node, ...]) -> None:
+        """A routing block ends in the first of these nodes."""
+        block = RoutingBlock(chain, parts)
+        parts[0].ends += (block,)
+        for part in parts:
+            part.link(block)
+        entry = self._entries.get(chain)
+        if entry is None:
+            entry = self._entries[chain] = Entry()
+        entry.blocks.append(block)
+        self._dirty[chain] = None
+
+    def _hold(self, node: Node, media: int) -> None:
+        step = bool(node.media) - bool(media)
+        node.media = media
         for block in node.routing:
             block.missing += step
             self._dirty[block.hash] = None
@@ -264,17 +234,18 @@ class BlockMap:
     # Removing
 
     def _remove(self, event: BlocksRemoved) -> None:
-        if event.group not in (None, 0):
+        if event.group is not None and event.group not in self._groups:
             return
         kept = 0 if event.medium is None else ~self._bit(event.medium)
         for key in event.hashes:
             node = self._nodes.get(key)
             if node is None:
                 continue
-            self._hold(node, node.media & kept)
+            if node.media & ~kept:
+                self._hold(node, node.media & kept)
             self._prune(node)
 
-    def _prune(self, node: _Node | None) -> None:
+    def _prune(self, node: Node | None) -> None:
         """Drop a node held nowhere and needed by no child, and then its parent likewise."""
         while node is not None and not node.media and not node.children:
             if not node.resolved:
@@ -283,7 +254,7 @@ class BlockMap:
             del self._nodes[node.key]
             for block in node.ends:
                 for part in block.parts:
-                    del part.routing[block]
+                    part.unlink(block)
                 self._entries[block.hash].blocks.remove(block)
                 self._dirty[block.hash] = None
             parent = node.parent
@@ -333,15 +304,23 @@ class BlockMap:
         for tier_held, hashes in stored.items():
             yield KvStored(hashes, tier_held)
 
-    def _tier(self, entry: _Entry) -> int:
+    def _tier(self, entry: Entry) -> int:
         """The best of the paths; of one path the worst of its parts."""
-        whole = [max(self._tier_of(part) for part in block.parts) for block in entry.blocks if not block.missing]
-        tier = min(whole, default=0)
-        return tier if tier in self.limits.tiers else 0
+        best = 0
+        for block in entry.blocks:
+            if block.missing:
+                continue
+            tier = max([self._tier_of(media) for media in {part.media for part in block.parts}])
+            best = min(best, tier) if best else tier
+        return best if best in self.limits.tiers else 0
 
-    def _tier_of(self, node: _Node) -> int:
-        media, tiers = node.media, self._media_tiers
-        return min(tiers[bit] for bit in range(len(tiers)) if media >> bit & 1)
+    def _tier_of(self, media: int) -> int:
+        """The fastest of some media, given as bits."""
+        tier = self._fastest.get(media)
+        if tier is None:
+            tiers = self._media_tiers
+            tier = self._fastest[media] = min(tiers[bit] for bit in range(len(tiers)) if media >> bit & 1)
+        return tier
 
     def _bit(self, medium: str | None) -> int:
         name = "GPU" if medium is None else medium.upper()
@@ -355,12 +334,3 @@ class BlockMap:
             if bit == 1 << len(self._media_tiers):
                 self._media_tiers.append(MEDIA.get(name, Tier.REMOTE))
         return bit
-
-
-def _ancestors(node: _Node, tail_bytes: int) -> Iterator[_Node]:
-    """The nodes that hold the last ``tail_bytes`` before this one, nearest first."""
-    parent = node.parent
-    while tail_bytes > 0 and parent is not None:
-        yield parent
-        tail_bytes -= parent.size
-        parent = parent.parent

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dualmap.core.blocks import Chain, ChainKind
+from dualmap.core.state import Tier
 from dualmap.rpc.submission import Submission
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.logs import get_log
@@ -22,13 +24,21 @@ BLOCKS_PER_DEVICE_BLOCK = 4
 _log = get_log("engine_cache")
 
 
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """``block_tokens``: the ring's, asked whenever an index begins. ``tiers``: those whose blocks count as held."""
+
+    block_tokens: Callable[[], int]
+    tiers: frozenset[Tier] = frozenset(Tier)
+
+
 class EngineCache:
     """Takes events (`EventSink`) and first tokens, tells changes. BYTES and CALLER chains are always a belief."""
 
     def __init__(
         self,
         scopes: ScopeBook,
-        block_tokens: Callable[[], int],
+        rules: CacheRules,
         metrics: InstanceEngineMetrics,
         clock: Clock,
         tell: Callable[[Sequence[KvChange]], None],
@@ -42,7 +52,7 @@ class EngineCache:
         self.heard = asyncio.Event()
         """Set with each batch; who waits clears it."""
 
-        self._block_tokens = block_tokens
+        self._rules = rules
         self._metrics = metrics
         self._clock = clock
         self._tell = tell
@@ -61,8 +71,8 @@ class EngineCache:
         self._tell([KvCleared()])
 
     def _new_map(self) -> BlockMap:
-        limits = MapLimits(max_blocks=self._max_blocks)
-        return BlockMap(self.scopes, self._block_tokens(), self._metrics.kv_dropped, limits)
+        limits = MapLimits(max_blocks=self._max_blocks, tiers=self._rules.tiers)
+        return BlockMap(self.scopes, self._rules.block_tokens(), self._metrics.kv_dropped, limits)
 
     def tier_by_events(self, block_hash: int) -> int:
         """Tier of a routing block as events have it, trusted or not; 0: not held."""
@@ -85,8 +95,7 @@ class EngineCache:
     def kv_lost(self, reason: str) -> None:
         """Continuity cannot be shown."""
         self._metrics.kv_reset(reason)
-        self.modelled.clear()
-        self._tell(self._map.clear())
+        self.begin_anew()
 
     def kv_dropped(self, reason: str) -> None:
         """Left out of the index."""

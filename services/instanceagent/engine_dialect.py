@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dualmap.core.state import PrefillCost
+from dualmap.core.state import PrefillCost, Tier
 from services.instanceagent.engine_http import EngineHttp, HttpTimes
 from services.instanceagent.engine_request import EngineRequest
 from services.instanceagent.kv_events import EventSource
@@ -30,6 +30,7 @@ class HttpEngineOptions:
     events: bool = True
     kv_endpoint: str = ""
     replay_endpoint: str = ""
+    tiers: frozenset[Tier] = frozenset(Tier)
     kv_tokens: int = 1_200_000
     max_sequences: int = 256
     batch_tokens: int = 8_192

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from dualmap.core.membership import RingParameters
+from dualmap.core.state import Tier
 from dualmap.runtime.clock import Clock
 from services.instanceagent.engine import Engine
 from services.instanceagent.engine_dialect import HttpEngineOptions
@@ -57,6 +58,7 @@ class EngineMaker:
             events=engine.events,
             kv_endpoint=engine.kv_endpoint,
             replay_endpoint=engine.replay_endpoint,
+            tiers=frozenset(Tier[name.upper()] for name in engine.tiers),
             kv_tokens=engine.kv_tokens,
             max_sequences=engine.max_sequences,
             batch_tokens=engine.batch_tokens,

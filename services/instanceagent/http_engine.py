@@ -21,7 +21,7 @@ from services.instanceagent.engine import (
     Job,
     KvChange,
 )
-from services.instanceagent.engine_cache import EngineCache
+from services.instanceagent.engine_cache import CacheRules, EngineCache
 from services.instanceagent.engine_dialect import EngineDialect, EngineLoad, HttpEngineOptions, Learnt
 from services.instanceagent.engine_http import EngineCallFailed, EngineHttp, HttpTarget
 from services.instanceagent.engine_job import EngineJob, Outcome
@@ -75,7 +75,8 @@ class HttpEngine:
         self._metrics = parts.metrics
         self._http = EngineHttp(HttpTarget(options.url, options.api_key, options.http))
         scopes = ScopeBook(options.model, options.hash_key)
-        self.cache = EngineCache(scopes, parts.block_tokens, parts.metrics, parts.clock, self._tell)
+        rules = CacheRules(parts.block_tokens, options.tiers)
+        self.cache = EngineCache(scopes, rules, parts.metrics, parts.clock, self._tell)
         self._served_model = options.served_model
         self.tokens = EngineTokens(self._http, lambda: self._served_model)
         self._jobs: dict[int, _Running] = {}

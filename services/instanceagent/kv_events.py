@@ -21,8 +21,6 @@ from services.instanceagent.kv_wire import MAX_PAYLOAD_BYTES, Batch, WireError, 
 
 END_OF_REPLAY = -1
 LIVE_FRAMES_KEPT = 100_000
-FRAMES_A_BREATH = 32
-"""Replayed batches applied until other tasks get their turn."""
 
 _SEQUENCE_BYTES = 8
 _log = get_log("kv_events")
@@ -216,8 +214,8 @@ class KvEventFollower:
                 case Verdict.GAP | Verdict.RESTART:
                     self._lost("gap")
                     self._apply(sequence, payload)
-            if count % FRAMES_A_BREATH == 0:
-                await asyncio.sleep(0)
+            # A batch may hold thousands of tokens: others get their turn after each.
+            await asyncio.sleep(0)
         return count > 0
 
     async def _replay(self, start: int) -> AsyncIterator[tuple[int, bytes]]:

@@ -108,6 +108,8 @@ async def test_a_ring_with_another_block_size_gets_an_index_of_that_size() -> No
     "wrong",
     [
         {"kind": "vllm"},
+        {"tiers": ("host",)},
+        {"tiers": ("device", "tape")},
         {"kind": "vllm", "url": "127.0.0.1:8000"},
         {"kind": "vllm", "url": "http://me:secret@127.0.0.1:8000"},
         {"kind": "vllm", "url": "http://127.0.0.1:8000", "kv_endpoint": "127.0.0.1:5557"},

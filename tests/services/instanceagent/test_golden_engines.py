@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -63,6 +64,19 @@ async def test_eviction_to_the_host_and_out_of_it_is_followed(dialect: str) -> N
         assert {held[block] for block in second.chain.hashes} == {Tier.DEVICE}
         assert {held[block] for block in first.chain.hashes if block in held} <= {Tier.HOST}
         assert sum(tier is Tier.HOST for tier in held.values()) <= 8
+
+
+async def test_a_tier_without_credit_does_not_count_as_held() -> None:
+    """Where loading from the host is no faster than computing, what is only there is a miss."""
+    options = replace(ENGINE, kv_tokens=1_024, host_tier_tokens=4_096)
+    async with fake("vllm", engine=options) as server, adapting(server, tiers=frozenset({Tier.DEVICE})) as adapter:
+        first, second = submission(tokens(1_024)), submission(tokens(1_024, 10_000))
+        await adapter.run(first)
+        await until(lambda: adapter.listener.has(first))
+        await adapter.run(second)
+        await until(lambda: adapter.listener.has(second))
+
+        assert not any(block in adapter.listener.held for block in first.chain.hashes)
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
