@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dualmap.cli.local_cluster import LocalCluster, LocalOptions
+from dualmap.runtime.settings import mask_password
 
 
 def up(
@@ -58,6 +59,7 @@ def _show(console: Console, cluster: LocalCluster) -> None:
     console.print(table)
     router = cluster.router_addresses[0]
     console.print(
-        f"redis  {cluster.redis_url}\nlogs   {cluster.folder}\ntry    dualmap route --routers {router} --text 'hello'"
+        f"redis  {mask_password(cluster.redis_url)}\nlogs   {cluster.folder}\n"
+        f"try    dualmap route --routers {router} --text 'hello'"
     )
     console.print("Ctrl-C stops it.")

@@ -1,4 +1,4 @@
-"""gRPC's health service over `dualmap.runtime.health`: "" is readiness, "liveness", and one name a component.
+"""gRPC's health service over `dualmap.runtime.health`, by name: "" or a service: readiness; "liveness"; a component.
 
 Watches end when the server stops, so that they never hold up its grace.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dualmap.runtime.health import Health
+from dualmap.runtime.health import READINESS, Health
 
 Answer = health_pb2.HealthCheckResponse
 Send = Callable[[Answer | None], None]
@@ -24,8 +24,9 @@ Send = Callable[[Answer | None], None]
 class AioHealthServicer(health_pb2_grpc.HealthServicer):
     """For an asyncio server; made inside its loop."""
 
-    def __init__(self, health: Health, stopping: asyncio.Event) -> None:
+    def __init__(self, health: Health, stopping: asyncio.Event, services: Collection[str] = ()) -> None:
         self._health = health
+        self._services = services
         self._stopping = stopping
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -33,7 +34,7 @@ class AioHealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Answer:
         """How the named part is now; NOT_FOUND for a name not in use."""
-        status = _status(self._health, request.service)
+        status = _status(self._health, self._services, request.service)
         if status == Answer.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such component")
         return Answer(status=status)
@@ -47,7 +48,7 @@ class AioHealthServicer(health_pb2_grpc.HealthServicer):
         last = None
         while True:
             changed = self._changed
-            status = _status(self._health, request.service)
+            status = _status(self._health, self._services, request.service)
             if status != last:
                 last = status
                 yield Answer(status=status)
@@ -68,8 +69,9 @@ class AioHealthServicer(health_pb2_grpc.HealthServicer):
 class SyncHealthServicer(health_pb2_grpc.HealthServicer):
     """For a thread-pool server; a watcher holds no thread."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, services: Collection[str] = ()) -> None:
         self._health = health
+        self._services = services
         self._lock = threading.Lock()
         self._watchers: dict[Send, tuple[str, int | None]] = {}
         self._ended = False
@@ -77,7 +79,7 @@ class SyncHealthServicer(health_pb2_grpc.HealthServicer):
 
     def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Answer:
         """How the named part is now; NOT_FOUND for a name not in use."""
-        status = _status(self._health, request.service)
+        status = _status(self._health, self._services, request.service)
         if status == Answer.SERVICE_UNKNOWN:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such component")
         return Answer(status=status)
@@ -115,14 +117,15 @@ class SyncHealthServicer(health_pb2_grpc.HealthServicer):
     def _tell(self) -> None:
         with self._lock:
             for send, (service, last) in tuple(self._watchers.items()):
-                status = _status(self._health, service)
+                status = _status(self._health, self._services, service)
                 if status != last:
                     self._watchers[send] = (service, status)
                     send(Answer(status=status))
 
 
-def _status(health: Health, name: str) -> int:
-    well = health.summary().get(name)
+def _status(health: Health, services: Collection[str], name: str) -> int:
+    # Balancers and probes ask by the service they call.
+    well = health.summary().get(READINESS if name in services else name)
     if well is None:
         return Answer.SERVICE_UNKNOWN
     return Answer.SERVING if well else Answer.NOT_SERVING

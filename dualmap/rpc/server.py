@@ -72,7 +72,7 @@ class AioServer:
 
     async def start(self) -> int:
         """Listen and serve; gives the port. Raises StartError in one line when the port cannot be had."""
-        servicer = AioHealthServicer(self._health, self.stopping)
+        servicer = AioHealthServicer(self._health, self.stopping, self._names)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         reflection.enable_server_reflection(_reflected(self._names), self._server)
         self.port = _bind(self._server.add_insecure_port, self._settings)
@@ -113,7 +113,7 @@ class SyncServer:
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
         )
         self._names: list[str] = []
-        self._servicer = SyncHealthServicer(parts.health)
+        self._servicer = SyncHealthServicer(parts.health, self._names)
 
     def add(self, register: Registration[S], servicer: S) -> None:
         """Serve one more service; before `start`."""

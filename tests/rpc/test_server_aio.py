@@ -131,16 +131,17 @@ async def test_calls_over_the_limit_are_shed(running: _Running) -> None:
 
 
 async def test_health_names_the_whole_and_each_component(running: _Running) -> None:
-    """And an unknown name is NOT_FOUND."""
+    """A balancer asks for the whole by the service it calls; an unknown name is NOT_FOUND."""
     redis = running.parts.health.component("redis")
 
     async def status(name: str) -> int:
         answer = await running.health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
         return int(answer.status)
 
-    assert [await status(name) for name in ("", "liveness", "redis")] == [2, 1, 2]
+    names = ("", "dualmap.v1.Router", "liveness", "redis")
+    assert [await status(name) for name in names] == [2, 2, 1, 2]
     redis.ok()
-    assert [await status(name) for name in ("", "liveness", "redis")] == [1, 1, 1]
+    assert [await status(name) for name in names] == [1, 1, 1, 1]
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await status("none")
     assert failed.value.code() is grpc.StatusCode.NOT_FOUND

@@ -86,7 +86,8 @@ def test_a_stream_answers_then_ends_with_its_error(running: _Running) -> None:
 def test_health_watchers_hold_no_thread_and_end_at_stop(running: _Running) -> None:
     """Four watchers, two threads, calls still answered; the stop does not wait for its grace."""
     component = running.parts.health.component("view")
-    watches = [running.health.Watch(health_pb2.HealthCheckRequest(), timeout=20) for _ in range(4)]
+    names = ("", "", "dualmap.v1.Router", "dualmap.v1.Router")
+    watches = [running.health.Watch(health_pb2.HealthCheckRequest(service=name), timeout=20) for name in names]
     assert [next(watch).status for watch in watches] == [2, 2, 2, 2]
     component.ok()
     assert [next(watch).status for watch in watches] == [1, 1, 1, 1]
