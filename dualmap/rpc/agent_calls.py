@@ -68,7 +68,8 @@ class AgentCalls:
 
     def accept(self, address: str, submission: Submission, handover: Handover) -> AcceptCall:
         """Open Accept; nothing is awaited, the first message tells whether it was accepted."""
-        return AcceptCall(self._stub(address).Accept(accept_message(submission, handover)))
+        metadata = (("traceparent", handover.traceparent),) if handover.traceparent else None
+        return AcceptCall(self._stub(address).Accept(accept_message(submission, handover), metadata=metadata))
 
     async def offer(self, address: str, batch: OfferBatch, timeout_s: float) -> int:
         """Tell a target what waits here; gives how many it kept. Raises PeerLostError."""

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 from opentelemetry.instrumentation.grpc import aio_client_interceptors, client_interceptor
 
-from dualmap.rpc.traced_calls import traced
+from dualmap.rpc.traced_calls import traced_at_caller
 from dualmap.runtime.telemetry import Telemetry
 
 ROUTER_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -38,7 +38,7 @@ def aio_channel(
     """A channel for the running loop; connects at its first call. Close it with ``await channel.close()``."""
     interceptors = []
     if telemetry is not None and telemetry.enabled:
-        interceptors = aio_client_interceptors(telemetry.provider, traced)
+        interceptors = aio_client_interceptors(telemetry.provider, traced_at_caller)
     channel = grpc.aio.insecure_channel(target, channel_options(max_message_bytes), interceptors=interceptors)
     return _require_timeouts(channel)
 
@@ -49,7 +49,7 @@ def sync_channel(
     """A channel for threads; connects at its first call. Close it with ``channel.close()``."""
     channel = grpc.insecure_channel(target, channel_options(max_message_bytes))
     if telemetry is not None and telemetry.enabled:
-        channel = grpc.intercept_channel(channel, client_interceptor(telemetry.provider, traced))
+        channel = grpc.intercept_channel(channel, client_interceptor(telemetry.provider, traced_at_caller))
     return _require_timeouts(channel)
 
 

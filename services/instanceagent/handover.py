@@ -136,8 +136,7 @@ class Handovers:
         request.handover += 1
         request.spans.enter("hand over", linked, handover=request.handover, target=target_id, cause=cause.name.lower())
         letter = self._letter(instance, request, target_id, cause)
-        with request.spans.current():
-            call = self._calls.accept(address, request.submission, letter)
+        call = self._calls.accept(address, request.submission, letter)
         opened = False
         try:
             first = await call.next(ACCEPT_WITHIN_S)

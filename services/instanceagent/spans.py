@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.context import Context, get_current
@@ -70,10 +70,6 @@ class RequestSpans:
     def traceparent(self) -> str:
         """W3C traceparent of the open span, for the next process; empty when nothing is traced."""
         return traceparent_of(self._open) if self._open is not None else ""
-
-    def current(self) -> AbstractContextManager[object]:
-        """Calls begun within it are traced under the open span, whoever asked for them."""
-        return trace.use_span(self._open) if self._open is not None else nullcontext()
 
 
 def traceparent_of(span: Span) -> str:

@@ -24,7 +24,7 @@ def _held(attempt: int, came: bool = False) -> HeldRequest:
     value = submission_of(submission("r", attempt=attempt), DEFAULTS)
     waiting = WaitingRequest("r", attempt, 5_000, 0, 0, 256, 256)
     letter = Handover("a/0", "b/0", 1, 5_000, 0, HandoverCause.MIGRATE, "") if came else None
-    return HeldRequest(value, "a/0", waiting, RequestSpans(NoOpTracer(), Context(), "a/0"), came=letter)
+    return HeldRequest(value, "a/0", waiting, RequestSpans(NoOpTracer(), Context(), instance="a/0"), came=letter)
 
 
 def test_an_ended_attempt_is_refused_for_its_time_and_lower_ones_with_it() -> None:

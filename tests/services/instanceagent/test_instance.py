@@ -101,7 +101,7 @@ class Bench:
         value = submission_of(submission(request_id, seed=seed, count=count), DEFAULTS)
         now_ms = self.instance.now_ms
         waiting = WaitingRequest(request_id, 1, now_ms + 5_000, now_ms, 0, count, count, hashes=value.chain.hashes)
-        request = HeldRequest(value, "a/0", waiting, RequestSpans(NoOpTracer(), Context(), "a/0"))
+        request = HeldRequest(value, "a/0", waiting, RequestSpans(NoOpTracer(), Context(), instance="a/0"))
         self.instance.admit(request)
         self.instance.feed()
         return request
