@@ -148,8 +148,9 @@ class ClusterView:
             self._say_reachable(instance_id, reachable, self.clock_ms())
 
     def _say_reachable(self, instance_id: str, reachable: bool, now_ms: float) -> None:
-        self._reachability.say(instance_id, reachable, now_ms)
-        self._judge_reachability(now_ms)
+        # Almost every entry says what is known, and judging costs a look at every instance.
+        if self._reachability.say(instance_id, reachable, now_ms):
+            self._judge_reachability(now_ms)
 
     def _judge_reachability(self, now_ms: float) -> None:
         if self._reachability.judge(self.instances.keys(), now_ms):

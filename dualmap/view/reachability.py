@@ -22,12 +22,14 @@ class Reachability:
         """Whether more than half of the pool turned unreachable within a lease, and more than half still is."""
         return self._disbelieved
 
-    def say(self, instance_id: str, reachable: bool, now_ms: float) -> None:
-        """Take in what a collector said."""
+    def say(self, instance_id: str, reachable: bool, now_ms: float) -> bool:
+        """Take in what a collector said: whether it is news, after which all must be judged anew. O(1)."""
+        known = instance_id not in self._turned_at_ms
         if reachable:
             self._turned_at_ms.pop(instance_id, None)
         else:
             self._turned_at_ms.setdefault(instance_id, now_ms)
+        return known is not reachable
 
     def forget(self, instance_id: str) -> None:
         """The instance left."""

@@ -80,3 +80,15 @@ def test_repeating_it_does_not_make_it_newer() -> None:
     reachability = said(("a", 0), ("b", 0), ("a", 9_000), ("b", 9_000), ("c", 9_000))
 
     assert not reachability.judge(POOL, 9_000)
+
+
+def test_only_news_needs_a_new_judgement() -> None:
+    """What is said again costs nothing: a pool of a thousand says ten thousand times a second that it is well."""
+    reachability = Reachability()
+
+    said_well = [reachability.say("a", reachable=True, now_ms=0), reachability.say("a", reachable=True, now_ms=1)]
+    said_dead = [reachability.say("a", reachable=False, now_ms=2), reachability.say("a", reachable=False, now_ms=3)]
+
+    assert said_well == [False, False]
+    assert said_dead == [True, False]
+    assert reachability.say("a", reachable=True, now_ms=4)
