@@ -67,12 +67,13 @@ class Membership:
             await clock.wait(stop, self.lease_ms / 3_000 if settled else NOT_JOINED_S)
 
     async def turn(self) -> None:
-        """Join what has to be joined, renew the rest, leave what is drained."""
+        """Renew, join what has to be joined, leave what is drained."""
         try:
+            # First: a join that is refused must not cost the others their leases.
+            await self._renew()
             for instance_id, standing in self._standing.items():
                 if not standing.joined and not standing.left:
                     await self._join(instance_id, standing)
-            await self._renew()
             for instance_id, standing in self._standing.items():
                 await self._leave_if_drained(instance_id, standing)
         except (DualMapError, RingCallError) as error:

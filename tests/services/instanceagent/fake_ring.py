@@ -25,6 +25,7 @@ class FakeRing(ring_pb2_grpc.RingManagerServicer):
         self.drained: list[str] = []
         self.port = 0
         self.stuck_watches = False
+        self.refused: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
 
@@ -61,6 +62,8 @@ class FakeRing(ring_pb2_grpc.RingManagerServicer):
 
     async def Join(self, request: ring_pb2.JoinRequest, context: Any) -> ring_pb2.JoinResponse:
         wish = join_of(request).wish
+        if wish.instance_id in self.refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "refused")
         self.members[wish.instance_id] = replace(wish, state=InstanceState.ACTIVE)
         self.epoch = max(self.epoch, request.highest_epoch_seen)
         self._publish()

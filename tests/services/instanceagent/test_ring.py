@@ -20,6 +20,21 @@ async def test_an_agent_told_left_joins_again() -> None:
         assert built.ring.members["a/0"].agent_epoch == built.agents["a"].agent.facts.agent_epoch
 
 
+async def test_an_instance_that_may_not_join_costs_the_others_no_lease() -> None:
+    """One rank of an agent is refused again and again: the other is renewed all the same."""
+    ring = FakeRing()
+    ring.refused = frozenset({"a/1"})
+    await ring.start()
+    app = await App(settings(ring.address, "a", {"instances": 2})).__aenter__()
+    try:
+        await until(lambda: len(ring.renewed) >= 3, "renewed three times")
+        assert {item.instance_id for renewal in ring.renewed for item in renewal.instances} == {"a/0"}
+        assert set(ring.members) == {"a/0"}
+    finally:
+        await app.__aexit__(None, None, None)
+        await ring.stop()
+
+
 async def test_the_next_ring_manager_is_tried_and_the_last_ring_kept() -> None:
     """The first of the list is dead: the second serves; when it dies too, hand-over still finds its target."""
     ring = FakeRing()
