@@ -66,6 +66,7 @@ class Cluster:
         self._queue_policy = options.queue if options.queue is not None else policy.queue
         self._shared = (BlockCache(1 << 60, 0), KvIndex()) if getattr(policy, "shared_cache", False) else None
         self._due: dict[str, float | None] = {}
+        self._fresh: dict[str, tuple[float, int]] = {}
         exact_views = ExactViews(self._refresh)
         readers = 1 if self.exact else options.control.routers + 1
         self.watchers = [Watcher(1 + n, exact_views if self.exact else {}) for n in range(readers)]
@@ -133,7 +134,7 @@ class Cluster:
 
     def _sight(self, watcher: Watcher) -> Sight:
         pending = watcher.pending_prompt_tokens
-        if self.exact:
+        if self.exact and self.policy.name == "least_loaded":
             pending = {name: float(one.pending_prompt_tokens) for name, one in self.instances.items()}
         return Sight(watcher.views, self.mapping.picture, self.options.choose, self._random, self.now_s, pending)
 
@@ -252,8 +253,12 @@ class Cluster:
 
     def _refresh(self, view: InstanceView) -> None:
         instance = self.instances[view.instance_id]
+        fresh = (self.now_s, instance.version)
+        if self._fresh.get(view.instance_id) == fresh:
+            return
         view.reachable = instance.alive
         self._advance(instance)
+        self._fresh[view.instance_id] = (self.now_s, instance.version)
         view.kv = instance.kv
         view.load = instance.report(self.now_s)
         view.heard_at_ms = self.now_s * 1_000
@@ -413,6 +418,7 @@ class Cluster:
             self._fail(instance)
         elif happening == "restart":
             instance.alive = True
+            instance.version += 1
         self._schedule(instance)
 
     def _drain(self, instance: SimInstance) -> None:

@@ -103,7 +103,9 @@ def test_a_stalled_instance_loses_its_waiting_to_others() -> None:
 
 def test_single_mappings_trade_hits_for_balance_and_ours_has_both() -> None:
     """The paper's figure 1: affinity has the hits, least loaded the balance, DualMap near both."""
-    found = {name: measure(run(name, count=600, rate=7.0), 100) for name in ("dualmap", "cache_affinity", "least_loaded")}
+    found = {
+        name: measure(run(name, count=600, rate=7.0), 100) for name in ("dualmap", "cache_affinity", "least_loaded")
+    }
 
     assert found["cache_affinity"].hit_rate > found["least_loaded"].hit_rate + 0.1
     assert found["cache_affinity"].load_cv > found["least_loaded"].load_cv
