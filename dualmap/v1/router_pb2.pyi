@@ -38,7 +38,7 @@ class RouteRequest(_message.Message):
     request_id: _builtins.str
     """Chosen by the client, unique in the pool. 1 to 128 characters."""
     attempt: _builtins.int
-    """From 1. A higher attempt is a new decision and releases the older booking. Absent: 1."""
+    """From 1 to 65,534. A higher attempt is a new decision and releases the older booking. Absent: 1."""
     model: _builtins.str
     """Model of the pool. Empty: the router's only model."""
     lora: _builtins.str

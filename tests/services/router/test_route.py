@@ -156,6 +156,7 @@ def test_old_state_is_a_reason_never_an_error(router: Router) -> None:
 BAD = [
     (request(""), "request_id"),
     (request("x" * 129), "request_id"),
+    (request("r", attempt=65_535), "attempt"),
     (request("r", priority=2), "priority"),
     (request("r", ttft_slo_ms=3_600_001), "ttft_slo_ms"),
     (request("r", cache_salt="x" * 257), "cache_salt"),
