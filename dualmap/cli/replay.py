@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dualmap.cli.local_cluster import LocalCluster, LocalOptions
 from dualmap.cli.processes import StartError
+from dualmap.cli.replay_prompts import PromptForm
 from dualmap.cli.replay_report import Outcome, ReplayFacts, ReplayReport
 from dualmap.cli.replay_sender import DualMapSender, Pace, RoundRobinSender, Sender, send_all
 from dualmap.client import Address, ClientOptions, DualMapClient
@@ -45,11 +46,12 @@ class ReplayOptions:
     rate: float | None = None
     seed: int = 1
     policy: Policy = "dualmap"
+    prompts: PromptForm = "ids"
 
     @property
     def pace(self) -> Pace:
         """Pace of the sends; ids are new in each run so that no router takes them for repetitions."""
-        return Pace(self.local.speed, REQUEST_TIMEOUT_S, f"replay-{time.time_ns():x}")
+        return Pace(self.local.speed, REQUEST_TIMEOUT_S, f"replay-{time.time_ns():x}", self.prompts)
 
 
 def replay(  # noqa: PLR0917  (each is an option of the command)
@@ -69,6 +71,7 @@ def replay(  # noqa: PLR0917  (each is an option of the command)
     binding: Annotated[str, typer.Option(help="early or late.")] = "early",
     start_depth: Annotated[int, typer.Option(min=1, max=64, help="Blocks of the shortest key.")] = 2,
     rebalance: Annotated[bool, typer.Option(help="Whether a rebalancer runs.")] = True,
+    prompts: Annotated[PromptForm, typer.Option(help="tokens: made up from the ids, as a real engine needs.")] = "ids",
     local_routers: Annotated[int, typer.Option(min=1, max=8, help="Routers of the own cluster.")] = 1,
 ) -> None:
     """Replay a trace and print what came of it."""
@@ -86,7 +89,7 @@ def replay(  # noqa: PLR0917  (each is an option of the command)
         queue_policy=queue_policy,
         binding=binding,
     )
-    options = ReplayOptions(local, rate, seed, policy)
+    options = ReplayOptions(local, rate, seed, policy, prompts)
     console = Console()
     for error in skipped[:10]:
         console.print(f"skipped {error}", style="yellow", highlight=False)

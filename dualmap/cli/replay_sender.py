@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from dualmap.cli.replay_prompts import PromptForm, prompt_of
 from dualmap.cli.replay_report import Outcome
 from dualmap.client import (
     Address,
@@ -21,7 +22,6 @@ from dualmap.client import (
     Event,
     FirstToken,
     OnRoute,
-    Prompt,
     Request,
     Route,
 )
@@ -82,6 +82,7 @@ class Pace:
     speed: float
     timeout_s: float
     prefix: str
+    prompts: PromptForm = "ids"
 
 
 async def send_all(
@@ -137,9 +138,8 @@ async def _send(  # noqa: PLR0917  (one request's life in one place)
 
 
 def _message(request: TraceRequest, pace: Pace) -> Request:
-    prompt = Prompt.of_caller_ids(request.full_blocks, request.input_tokens, request.block_tokens)
     return Request(
         request_id=f"{pace.prefix}-{request.index}",
-        prompt=prompt,
+        prompt=prompt_of(request, pace.prompts),
         max_output_tokens=max(1, request.output_tokens),
     )

@@ -69,8 +69,8 @@ class HttpSettings(Block):
 class AgentSettings(Block):
     """Who the agent is, and how it queues."""
 
-    id: str = Field(
-        default_factory=socket.gethostname,
+    id: str | None = Field(
+        default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$",
         description="Stable name; instances are id/rank. Two agents of one name would fight for one place. Absent: the "
         "machine's name, which a container keeps over restarts.",
@@ -120,7 +120,8 @@ class AgentSettings(Block):
     @property
     def instance_ids(self) -> tuple[str, ...]:
         """Ids of the instances: id/rank."""
-        return tuple(f"{self.id}/{rank}" for rank in range(self.instances))
+        name = self.id or socket.gethostname()
+        return tuple(f"{name}/{rank}" for rank in range(self.instances))
 
     @property
     def instance_options(self) -> InstanceOptions:

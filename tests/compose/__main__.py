@@ -123,9 +123,7 @@ def _replay(project: Project, requests: int, rate: float) -> Figures:
 
 
 def _replay_arguments(requests: int, rate: float) -> list[str]:
-    replay = (
-        f"dualmap replay /traces/bursts.jsonl.gz --routers router-1:7070,router-2:7070 --limit {requests} --rate {rate}"
-    )
+    replay = f"dualmap replay /traces/bursts.jsonl.gz --prompts tokens --routers router-1:7070,router-2:7070 --limit {requests} --rate {rate}"
     script = f"{replay} --json /tmp/figures.json >/dev/null && cat /tmp/figures.json"
     return ["run", "--rm", "-T", "--no-deps", "demo", "sh", "-c", script]
 

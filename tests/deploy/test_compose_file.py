@@ -142,7 +142,10 @@ def _merged(file: str) -> dict[str, dict[str, Any]]:
 
 def _program_of(service: dict[str, Any]) -> str | None:
     command = service.get("command", [])
-    return command[2] if command[:2] == ["python", "-m"] else None
+    if command[:2] != ["python", "-m"]:
+        return None
+    program: str = command[2]
+    return "services.instanceagent" if program == "dualmap.cli.agent_with_engine" else program
 
 
 def _has(settings: object, place: list[str]) -> bool:
