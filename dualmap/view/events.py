@@ -12,7 +12,7 @@ class ViewEvent(StrEnum):
     STORE_LOST = "store_lost"
     """The store stopped answering: the view goes on as it is, degraded."""
     STORE_BACK = "store_back"
-    """The store answers again and everything was loaded anew."""
+    """The store answers again: the view goes on from where it was, or, where that is gone, was loaded anew."""
     EPOCH_BACKWARD = "epoch_backward"
     """The stored ring is older than the one held, or gone: the store lost data. The held one stays."""
     GAP = "gap"

@@ -18,7 +18,7 @@ from dualmap.store.keys import SHARDS
 from dualmap.store.packing import UnreadableValueError
 from dualmap.store.ring_store import RingStore
 from dualmap.store.state_store import StateStore
-from dualmap.store.streams import START, StreamEntry, read_streams
+from dualmap.store.streams import START, StreamEntry, position_key, read_streams
 from dualmap.view.cluster_view import ClusterView
 from dualmap.view.events import ViewEvent
 from dualmap.view.ring_file import RingFile
@@ -90,6 +90,8 @@ class Follower:
 
     async def step(self) -> int:
         """Synchronise if that is due, else read once and apply: entries read. Raises what the store raises."""
+        if self._lost and self._synced:
+            self._synced = await self._resume()
         if not self._synced:
             await self._synchronise()
             return 0
@@ -111,6 +113,22 @@ class Follower:
         if ring_moved:
             await self._states.load(await self._load_ring())
 
+    async def _resume(self) -> bool:
+        """Go on from where the store was lost, if it still has what was read: whether it does.
+
+        What it lost of its tail alone shows as a gap or a digest, instance by instance.
+        """
+        newest = await self._states.store.positions()
+        if any(position_key(newest[shard]) < position_key(at) for shard, at in self._states.positions.items()):
+            return False
+        new = await self._load_ring()
+        if self.view.degraded:
+            return False
+        await self._states.load(new)
+        self._lost = False
+        self.view.count(ViewEvent.STORE_BACK, "resumed")
+        return True
+
     async def _synchronise(self) -> None:
         self._states.note(await self._states.store.positions())
         await self._load_ring()
@@ -118,7 +136,7 @@ class Follower:
         self._synced = True
         if self._lost:
             self._lost = False
-            self.view.count(ViewEvent.STORE_BACK)
+            self.view.count(ViewEvent.STORE_BACK, "loaded anew")
 
     async def _load_ring(self) -> tuple[str, ...]:
         """Take the stored ring over if it is not older: the instances that are new and not loaded yet."""
@@ -173,7 +191,6 @@ class Follower:
 
     async def _store_lost(self, error: BaseException) -> None:
         self.view.degraded = True
-        self._synced = False
         if not self._lost:
             self._lost = True
             self.view.count(ViewEvent.STORE_LOST, type(error).__name__)
