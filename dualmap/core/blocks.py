@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -29,8 +29,7 @@ class ChainKind(IntEnum):
     CALLER = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Hashes of a prompt's full blocks, root first, and the size of the whole prompt with its partial tail."""
 
     kind: ChainKind

@@ -65,8 +65,7 @@ class ChooseOptions:
     unknown_after_ms: float = 3_000.0
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(NamedTuple):
     """A request to be placed. ``ttft_slo_s`` None: the pool's default."""
 
     request_id: str

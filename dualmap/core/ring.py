@@ -87,7 +87,7 @@ class Ring:
                 yield self.instance_ids[owner]
             position += 1
 
-    def _nearest(  # noqa: PLR0917 - private, on the path of every decision
+    def _nearest(
         self, points: _Points, raw: bytes, key: int, eligible: Callable[[str], bool], taken: str | None
     ) -> str | None:
         owners = points.owners

@@ -364,7 +364,7 @@ def test_a_callers_last_block_may_reach_beyond_the_prompt() -> None:
     pool = Pool(8)
     first, _ = pool.pair(KEY)
     pool.warm(first, HASHES)
-    query = RouteQuery("r", replace(chain(*HASHES), prompt_tokens=19 * BLOCK + 1))
+    query = RouteQuery("r", chain(*HASHES)._replace(prompt_tokens=19 * BLOCK + 1))
 
     chosen = choose(query, pool.picture, pool.views, ChooseOptions(), NOW_MS).chosen
 
