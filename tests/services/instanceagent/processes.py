@@ -32,7 +32,8 @@ class AgentProcess:
     environment: Mapping[str, str]
     process: asyncio.subprocess.Process | None = None
     serving: dict[str, Any] = field(default_factory=dict)
-    channel: grpc.aio.Channel | None = None
+    alive: bool = False
+    channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     @property
     def instance_id(self) -> str:
@@ -44,9 +45,7 @@ class AgentProcess:
 
     @property
     def stub(self) -> Any:
-        if self.channel is None:
-            self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.serving['port']}")
-        return agent_pb2_grpc.InstanceAgentStub(self.channel)
+        return agent_pb2_grpc.InstanceAgentStub(self.channels[-1])
 
     async def start(self) -> None:
         epoch = self.ring.epoch
@@ -67,7 +66,9 @@ class AgentProcess:
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), START_S)
         self.serving = json.loads(line)
+        self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{self.serving['port']}"))
         await until(lambda: self.ring.epoch > epoch and self._active(), "it joined", START_S)
+        self.alive = True
 
     def _active(self) -> bool:
         member = self.ring.members.get(self.instance_id)
@@ -92,14 +93,18 @@ class AgentProcess:
         return int(load.waiting_requests) + int(load.running_requests)
 
     async def kill(self) -> None:
-        """SIGKILL: no farewell to anybody."""
-        if self.channel is not None:
-            await self.channel.close()
-            self.channel = None
+        """SIGKILL: no farewell to anybody. Its clients hear of it by their broken connections."""
+        self.alive = False
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
+
+    async def close(self) -> None:
+        """Kill it, and close the channels to all its lives."""
+        await self.kill()
+        for channel in self.channels:
+            await channel.close()
 
 
 @asynccontextmanager
@@ -113,5 +118,5 @@ async def agent_processes(*names: str, **environment: str) -> AsyncIterator[dict
         await asyncio.gather(*(agent.start() for agent in agents.values()))
         yield agents
     finally:
-        await asyncio.gather(*(agent.kill() for agent in agents.values()))
+        await asyncio.gather(*(agent.close() for agent in agents.values()))
         await ring.stop()
