@@ -77,6 +77,8 @@ def _opaque(submission: Submission, served_model: str) -> EngineRequest:
     headers = {name: value for name, value in openai.headers.items() if name.lower() in HEADERS_KEPT}
     # The pool's name for a model need not be the engine's.
     body["model"] = submission.message.lora or served_model
+    # The client gave one of the pool's names, which the engine need not know.
+    body["model"] = submission.message.lora or served_model
     _stream(body)
     _salt(body, submission)
     return EngineRequest(

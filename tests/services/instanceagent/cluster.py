@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,15 +92,17 @@ async def cluster(
     agent: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     http: dict[str, Any] | None = None,
+    engines: Mapping[str, dict[str, Any]] | None = None,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Agents of these names, joined and knowing each other."""
+    """Agents of these names, joined and knowing each other; ``engines``: an engine each instead of ``engine``."""
     ring = FakeRing()
     await ring.start()
     built = Cluster(ring)
     try:
         for name in names:
-            built.agents[name] = await App(settings(ring.address, name, agent, engine, http), telemetry).__aenter__()
+            own = engines[name] if engines is not None else engine
+            built.agents[name] = await App(settings(ring.address, name, agent, own, http), telemetry).__aenter__()
         await until(lambda: all(knows(built, name, names) for name in names), "all agents know each other")
         yield built
     finally:

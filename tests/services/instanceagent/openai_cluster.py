@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,6 +125,7 @@ async def openai_cluster(
     agent: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     http: dict[str, Any] | None = None,
+    engines: Mapping[str, dict[str, Any]] | None = None,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[OpenAiCluster]:
     """Agents of these names; every request is placed at the first of them unless ``place`` says otherwise."""
@@ -135,7 +136,9 @@ async def openai_cluster(
         # A busy machine must not turn a placed request into a DEGRADED one; the tests of that say 200 ms themselves.
         http = {"route_within_ms": 10_000, **(http or {})}
         settings = {"routers": router.address, **(agent or {})}
-        async with cluster(*names, agent=settings, engine=engine, http=http, telemetry=telemetry) as agents:
+        async with cluster(
+            *names, agent=settings, engine=engine, http=http, engines=engines, telemetry=telemetry
+        ) as agents:
             router.ring = agents.ring
             built = OpenAiCluster(agents, router)
             yield built
