@@ -140,6 +140,8 @@ class _Round:
         self._given: dict[str, float] = {}
         self._due: dict[tuple[str, int, int], float] = {}
         self._open: dict[str, bool] = {}
+        self._targets: dict[tuple[int, tuple[str, ...], str], tuple[str, ...]] = {}
+        self._held: dict[tuple[str, int], int] = {}
 
     def open(self, instance_id: str) -> bool:
         known = self._open.get(instance_id)
@@ -150,8 +152,13 @@ class _Round:
         return known
 
     def held_blocks(self, target: str, item: QueueItem) -> int:
-        """Leading blocks of the item that the target holds or was promised."""
-        return self.views[target].hit_tokens(item.chain)[1] // item.chain.block_tokens
+        """Leading blocks of the item that the target holds or was promised; looked up once a round."""
+        place = (target, id(item))
+        held = self._held.get(place)
+        if held is None:
+            held = self.views[target].hit_tokens(item.chain)[1] // item.chain.block_tokens
+            self._held[place] = held
+        return held
 
     def cost_s(self, target: str, item: QueueItem, held_blocks: int) -> float:
         prompt = item.chain.prompt_tokens
@@ -181,8 +188,15 @@ class _Round:
     def give(self, target: str, cost_s: float) -> None:
         self._given[target] = self._given.get(target, 0.0) + cost_s
 
-    def targets(self, item: QueueItem, source: str) -> Iterator[str]:
-        """The rest of its pair, then the next hash candidates; distinct, open."""
+    def targets(self, item: QueueItem, source: str) -> tuple[str, ...]:
+        """The rest of its pair, then the next hash candidates; distinct, open. Many share a prefix: kept for them."""
+        place = (item.key, item.candidates, source)
+        targets = self._targets.get(place)
+        if targets is None:
+            targets = self._targets[place] = tuple(self._find_targets(item, source))
+        return targets
+
+    def _find_targets(self, item: QueueItem, source: str) -> Iterator[str]:
         seen = {source}
         for instance_id in item.candidates:
             if instance_id not in seen and self.open(instance_id):
