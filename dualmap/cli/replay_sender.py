@@ -22,6 +22,7 @@ from dualmap.client import (
     Event,
     FirstToken,
     OnRoute,
+    Queued,
     Request,
     Route,
 )
@@ -114,7 +115,10 @@ async def _send(  # noqa: PLR0917  (one request's life in one place)
     sent_s = now()
     outcome.send_lag_s = (sent_s - due_s) * pace.speed
 
+    queued = 0
+
     def routed(route: Route, seconds: float) -> None:
+        outcome.attempts = max(outcome.attempts, route.attempt)
         outcome.route_s = seconds
         outcome.reason = route.reason
         outcome.instance_id = route.instance.instance_id
@@ -122,7 +126,11 @@ async def _send(  # noqa: PLR0917  (one request's life in one place)
     try:
         async with aclosing(sender.run(_message(request, pace), pace.timeout_s / pace.speed, routed)) as events:
             async for event in events:
-                if isinstance(event, FirstToken):
+                if isinstance(event, Queued):
+                    # Once an attempt that got into a queue: a hand-over is not told as another.
+                    queued += 1
+                    outcome.attempts = max(outcome.attempts, queued)
+                elif isinstance(event, FirstToken):
                     outcome.first_token = True
                     outcome.ttft_s = (now() - sent_s) * pace.speed
                     outcome.hit_tokens = event.hit_tokens
