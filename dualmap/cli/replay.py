@@ -7,6 +7,7 @@ multiplied by it coming out. Periods are divided too, but not below 20 ms; lease
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,6 +79,9 @@ def replay(  # noqa: PLR0917  (each is an option of the command)
     if routers is not None and (instances is not None or speed != 1.0 or policy != "dualmap"):
         wrong = "instances" if instances is not None else "speed" if speed != 1.0 else "policy"
         raise InvalidRequest(f"--{wrong}", "contradicts --routers: that cluster is as it is")
+    if json is not None and (json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK)):
+        # Now, not after an hour's replay.
+        raise InvalidRequest("--json", f"{json} cannot be written")
     skipped: list[TraceError] = []
     requests = read_trace(trace, limit, max_input, over_long, skip_bad, skipped.append)
     local = LocalOptions(

@@ -50,6 +50,16 @@ def test_options_that_a_running_cluster_contradicts_are_refused_by_name(option: 
     assert ended.stderr == f"dualmap: {option[0]}: contradicts --routers: that cluster is as it is\n"
 
 
+def test_figures_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """A replay may take an hour."""
+    path = tmp_path / "nowhere" / "figures.json"
+
+    ended = _run("replay", "/dev/null", "--json", str(path))
+
+    assert ended.returncode == 1
+    assert ended.stderr == f"dualmap: --json: {path} cannot be written\n"
+
+
 def test_a_port_in_use_is_one_line_and_no_traceback() -> None:
     """A service whose port is taken says so and ends."""
     with socket.socket() as taken:
