@@ -9,8 +9,9 @@ import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -94,10 +95,14 @@ class SyncServer:
     A pool given for ``threads`` is ended with the server; a handler may name one of its own instead.
     """
 
-    def __init__(self, settings: ServerSettings, parts: ServerParts, threads: int | Executor) -> None:
+    def __init__(
+        self, settings: ServerSettings, parts: ServerParts, threads: int | Executor, shared_port: bool = False
+    ) -> None:
+        """``shared_port``: other processes of ours listen there too, and who starts them holds the port."""
         self.stopping = threading.Event()
         self.port = 0
         self._settings = settings
+        self._shared_port = shared_port
         self._health = parts.health
         self._metrics = parts.metrics
         interceptors = []
@@ -109,7 +114,7 @@ class SyncServer:
         self._server = grpc.server(
             cast("ThreadPoolExecutor", self._pool),
             interceptors=interceptors,
-            options=server_options(settings),
+            options=server_options(settings, shared_port),
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
         )
         self._names: list[str] = []
@@ -123,7 +128,7 @@ class SyncServer:
         """Listen and serve; gives the port. Raises StartError in one line when the port cannot be had."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
         reflection.enable_server_reflection(_reflected(self._names), self._server)
-        self.port = _bind(self._server.add_insecure_port, self._settings)
+        self.port = _bind(self._server.add_insecure_port, self._settings, self._shared_port)
         self._server.start()
         return self.port
 
@@ -156,11 +161,11 @@ class _Registrar:
         self._names.append(service)
 
 
-def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
+def server_options(settings: ServerSettings, shared_port: bool = False) -> list[tuple[str, int]]:
     """Options of every server of ours."""
     return [
         # On by default, and then a second process takes half of the calls in silence.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared_port)),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
@@ -174,8 +179,24 @@ def _reflected(names: list[str]) -> tuple[str, ...]:
     return (*names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
 
 
-def _bind(add_port: Callable[[str], int], settings: ServerSettings) -> int:
+@contextmanager
+def hold_port(settings: ServerSettings) -> Iterator[int]:
+    """Reserve the port for processes of ours that share it; it takes no connection itself. Raises StartError."""
     _refuse_taken(settings)
+    with socket.socket(_family(settings), socket.SOCK_STREAM) as held:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            held.setsockopt(socket.SOL_SOCKET, option, 1)
+        held.bind((settings.host, settings.port))
+        yield held.getsockname()[1]
+
+
+def _family(settings: ServerSettings) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+
+
+def _bind(add_port: Callable[[str], int], settings: ServerSettings, shared_port: bool = False) -> int:
+    if not shared_port:
+        _refuse_taken(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.port}"
     try:
@@ -191,9 +212,8 @@ def _refuse_taken(settings: ServerSettings) -> None:
     """Ask the kernel first: gRPC would write lines of its own about a port in use."""
     if settings.port == 0:
         return
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        socket.create_server((settings.host, settings.port), family=family).close()
+        socket.create_server((settings.host, settings.port), family=_family(settings)).close()
     except OSError as error:
         problem = "is in use" if error.errno == errno.EADDRINUSE else error.strerror
         raise StartError(f"gRPC port {settings.host}:{settings.port} {problem}") from error

@@ -31,8 +31,18 @@ def run_service(main: Main) -> int:
     SIGTERM or SIGINT sets ``stop``; a second one ends the process at once. A port in use, an unreachable Redis and
     any StartError end in one line on stderr and code 1; another exception is a defect and keeps its traceback.
     """
-    try:
+
+    def run() -> int:
         asyncio.run(_run(main))
+        return 0
+
+    return start_error_code(run)
+
+
+def start_error_code(run: Callable[[], int]) -> int:
+    """What ``run`` gives, or the code of a start error, said in one line; see `run_service`."""
+    try:
+        return run()
     except StartError as error:
         return _refuse(str(error))
     except RedisError as error:
@@ -41,7 +51,6 @@ def run_service(main: Main) -> int:
         if error.errno not in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
             raise
         return _refuse(error.strerror or str(error))
-    return 0
 
 
 def stop_on_signals() -> asyncio.Event:

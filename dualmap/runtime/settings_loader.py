@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +20,22 @@ EXIT_BAD_SETTING = 2
 S = TypeVar("S", bound=ServiceSettings)
 
 
-def load_settings(kind: type[S], argv: Sequence[str] | None = None) -> S:
+def load_settings(kind: type[S], argv: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> S:
     """Settings from `DUALMAP_…` variables and the YAML file of `--config` or DUALMAP_CONFIG.
 
     One file may hold the blocks of all services: those of others are passed over, a block of nobody is refused.
 
-    ``argv`` is without the program's name; absent, the process's own. Raises SystemExit(2) after saying what is wrong.
+    ``argv`` is without the program's name; absent, the process's own. ``flags``: options that stand for a variable and
+    go before it. Raises SystemExit(2) after saying what is wrong.
     """
     parser = argparse.ArgumentParser(prog=kind.__module__, description=(kind.__doc__ or "").strip())
     parser.add_argument("--config", type=Path, default=None, help="YAML file; DUALMAP_… variables go before it")
+    for flag, variable in (flags or {}).items():
+        parser.add_argument(flag, dest=variable, metavar="VALUE", help=f"the same as {variable}")
     arguments = parser.parse_args(argv)
+    for variable in (flags or {}).values():
+        if (value := getattr(arguments, variable)) is not None:
+            os.environ[variable] = value
     path: Path | None = arguments.config
     if path is None and os.environ.get("DUALMAP_CONFIG"):
         path = Path(os.environ["DUALMAP_CONFIG"])

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
 import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from opentelemetry import trace
 from redis.asyncio import Redis
@@ -58,6 +58,8 @@ _SWITCH_S = 0.001
 _COLLECT = (5_000, 20, 1_000)
 """Allocations before a young pass, young passes before a middle one, middle ones before a full one."""
 
+Announce = Callable[[Mapping[str, Any]], None]
+
 _log = get_log("router")
 
 
@@ -69,8 +71,10 @@ def monotonic_ms() -> float:
 class App:
     """One router; ``async with App(settings)`` serves until the block is left."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shared_port: bool = False) -> None:
+        """``shared_port``: it is one of several workers on it."""
         self.settings = settings
+        self._shared_port = shared_port
         self.port = 0
         self.metrics_port: int | None = None
         self.health = Health()
@@ -142,6 +146,7 @@ class App:
             settings.server.model_copy(update={"max_concurrent_rpcs": hard_limit}),
             ServerParts(self.health, RpcMetrics(self._registry), untraced),
             pool,
+            self._shared_port,
         )
         spans = RouteSpans(telemetry.tracer("dualmap.router")) if telemetry.enabled else None
         servicer = RouterServicer(decider, pool, self.metrics, settings.router.max_streams, spans)
@@ -250,12 +255,11 @@ def _say(component: Component, problem: str | None) -> None:
         component.fail(problem)
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve until ``stop``; one JSON line on stdout says where."""
+async def serve(settings: Settings, stop: asyncio.Event, announce: Announce, shared_port: bool = False) -> None:
+    """Serve until ``stop``; ``announce`` is told once where."""
     _log.info("settings", **settings.printable())
-    async with App(settings) as app:
-        line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port}
-        print(json.dumps(line), flush=True)  # noqa: T201  (parents find the ports by it)
+    async with App(settings, shared_port) as app:
+        announce({"event": "serving", "port": app.port, "metrics_port": app.metrics_port})
         await stop.wait()
 
 

@@ -29,6 +29,9 @@ class RouterSettings(Block):
     threads: int = Field(
         default=8, ge=1, le=256, description="Threads for calls; the interpreter runs one at a time, so few suffice."
     )
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Processes on the one port, each a router of its own; one a core at most."
+    )
     max_streams: int = Field(default=64, ge=1, le=1024, description="Open route streams; each holds a thread.")
     select: Select = Field(
         default=_RULE.select, description="Rule inside the pair; the others exist to be compared with."
