@@ -34,15 +34,15 @@ def cell(workload: Workload, rate: float, bookers: int, poll_ms: int, seeds: Seq
 def main() -> None:
     """One line a cell, as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace")
-    parser.add_argument(
-        "--rate", type=float, default=8.1, help="requests a second; absent, the bound at 8 instances"
-    )
+    parser.add_argument("trace", help="a file, or synthetic:bursts")
+    parser.add_argument("--rate", type=float, default=8.1, help="requests a second; absent, the bound at 8 instances")
     parser.add_argument("--limit", type=int, default=4_500)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    workload = WorkloadChoice(trace=given.trace, limit=given.limit).load()
+    kind = given.trace.removeprefix("synthetic:")
+    choice = WorkloadChoice(trace=given.trace) if kind == given.trace else WorkloadChoice(synthetic=kind)
+    workload = replace(choice, limit=given.limit).load()
     seeds = range(1, given.seeds + 1)
     found: list[dict[str, float]] = []
     for poll_ms in POLLS_MS:
