@@ -142,8 +142,13 @@ class ReplayReport:
             f"rate {facts.rate:g} req/s" if facts.rate else "the trace's own timing",
             f"every-block-once bound {facts.bound_rate:.2f} req/s" if facts.bound_rate else "",
             f"speed {facts.speed:g}",
-            f"polls {facts.poll_ms:g} ms",
-            f"rebalancing {facts.rebalance_ms:g} ms" if facts.rebalance_ms else "no rebalancing",
+            # Of a cluster that was not started here neither is known.
+            f"polls {facts.poll_ms:g} ms" if facts.poll_ms else "",
+            f"rebalancing {facts.rebalance_ms:g} ms"
+            if facts.rebalance_ms
+            else "no rebalancing"
+            if facts.poll_ms
+            else "",
             f"start depth {facts.start_depth}" if facts.start_depth else "",
         ]
         return "; ".join(part for part in parts if part)

@@ -115,8 +115,6 @@ async def _send(  # noqa: PLR0917  (one request's life in one place)
     sent_s = now()
     outcome.send_lag_s = (sent_s - due_s) * pace.speed
 
-    queued = 0
-
     def routed(route: Route, seconds: float) -> None:
         outcome.attempts = max(outcome.attempts, route.attempt)
         outcome.route_s = seconds
@@ -127,9 +125,8 @@ async def _send(  # noqa: PLR0917  (one request's life in one place)
         async with aclosing(sender.run(_message(request, pace), pace.timeout_s / pace.speed, routed)) as events:
             async for event in events:
                 if isinstance(event, Queued):
-                    # Once an attempt that got into a queue: a hand-over is not told as another.
-                    queued += 1
-                    outcome.attempts = max(outcome.attempts, queued)
+                    # Elsewhere than routed: at the backup, one attempt more. A hand-over is not told as Queued.
+                    outcome.attempts += event.instance_id != outcome.instance_id
                 elif isinstance(event, FirstToken):
                     outcome.first_token = True
                     outcome.ttft_s = (now() - sent_s) * pace.speed
