@@ -16,10 +16,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from dualmap.core.errors import NoInstance, Overloaded
-from dualmap.core.membership import InstanceState
+from dualmap.core.membership import InstanceState, RingParameters
 from dualmap.runtime.telemetry import Telemetry
 from dualmap.v1 import agent_pb2
 from tests.services.instanceagent.cluster import accepted, scripted, submission, submit, told, until
+from tests.services.instanceagent.fake_ring import FakeRing
 from tests.services.instanceagent.openai_cluster import TRACEPARENT, OpenAiCluster, chat, openai_cluster
 
 Answers = AsyncIterator[agent_pb2.AcceptResponse]
@@ -142,6 +143,31 @@ async def test_a_router_that_says_all_are_full_is_believed() -> None:
         assert refused.value.response.headers["retry-after-ms"] == "15000"
         assert refused.value.response.headers["Retry-After"] == "15"
         assert built.counted("a", "front_door_requests") == {"refused_by_router": 1}
+
+
+async def test_hints_of_another_ring_are_left_alone() -> None:
+    """The router went on to other ring parameters first: the own queue, counted, and no error."""
+    async with openai_cluster("a", "b", place=lambda _: ("b/0", None)) as built:
+        built.router.ring = FakeRing()
+        built.router.ring.members = built.built.ring.members
+        built.router.ring.parameters = RingParameters(block_tokens=64)
+        _, headers = await _ask(built.client("a"))
+        assert headers["x-dualmap-instance"] == "a/0"
+        assert headers["x-dualmap-reason"] == "DEGRADED"
+        assert built.counted("a", "front_door_requests") == {"other_parameters": 1}
+
+
+async def test_an_adapter_is_a_model_of_its_own_to_the_client_and_a_lora_to_the_router() -> None:
+    """Its name is listed with its base, its prompts share no hash with the base's."""
+    async with openai_cluster("a", http={"loras": ["ad"]}) as built:
+        client = built.client("a")
+        assert [model.id for model in (await client.models.list()).data] == ["default", "ad"]
+        for model in ("default", "ad"):
+            await client.chat.completions.create(model=model, messages=chat())
+        assert [(request.model, request.lora) for request in built.router.asked] == [("default", ""), ("default", "ad")]
+        base, adapter = (set(request.prompt.block_hashes.hashes) for request in built.router.asked)
+        assert base
+        assert not base & adapter
 
 
 async def test_the_time_before_the_queue_counts_against_the_deadline() -> None:
