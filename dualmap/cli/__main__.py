@@ -9,6 +9,8 @@ import typer
 from dualmap.cli import chaos, demo, engine, explain, replay, ring, route, simulate, top, up
 from dualmap.cli.processes import StartError
 from dualmap.core.errors import DualMapError
+from dualmap.runtime.logs import setup_logs
+from dualmap.runtime.settings import LogSettings
 from dualmap.simulator.trace import TraceError
 
 app = typer.Typer(
@@ -32,6 +34,8 @@ app.add_typer(simulate.app, name="simulate")
 
 def main() -> None:
     """Run the command."""
+    # What a command has to say it prints; a log line is a fault worth a look.
+    setup_logs(LogSettings(level="warning", format="console"), "dualmap")
     try:
         app()
     except (StartError, TraceError, DualMapError, TimeoutError) as error:

@@ -50,6 +50,19 @@ def test_options_that_a_running_cluster_contradicts_are_refused_by_name(option: 
     assert ended.stderr == f"dualmap: {option[0]}: contradicts --routers: that cluster is as it is\n"
 
 
+@pytest.mark.parametrize("name", ["DUALMAP_REDIS_URL", "DUALMAP_REDIS__URL"])
+def test_a_redis_that_does_not_answer_is_one_line(name: str) -> None:
+    """Nothing else is said, on either stream, and no password shown."""
+    environment = {name: "redis://:hunter2@127.0.0.1:1", "DUALMAP_REDIS__START_TIMEOUT_S": "0.3"}
+
+    ended = _run("up", **environment)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("dualmap: Redis at redis://:***@127.0.0.1:1 does not answer within 0.3 s")
+    assert ended.stderr.count("\n") == 1
+    assert not ended.stdout.strip()
+
+
 def test_figures_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
     """A replay may take an hour."""
     path = tmp_path / "nowhere" / "figures.json"
