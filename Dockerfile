@@ -30,5 +30,5 @@ ENV PATH=/opt/dualmap/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER dualmap
 WORKDIR /tmp
 # Asks the gRPC health service at DUALMAP_SERVER__PORT: ready, not merely alive.
-HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=4 CMD ["python", "-m", "dualmap.cli.probe"]
+HEALTHCHECK --interval=5s --timeout=10s --start-period=120s --retries=4 CMD ["python", "-m", "dualmap.cli.probe"]
 CMD ["dualmap", "--help"]

@@ -69,7 +69,7 @@ def _run(project: Project, tools: dict[str, tuple[str, ...] | None]) -> None:
     with _step("up"):
         project.compose("up", "--detach")
     with _step("all healthy") as say:
-        say(f"{project.wait_well(150)} containers")
+        say(f"{project.wait_well(200)} containers")
     monitoring = Monitoring(project.ports["PROMETHEUS_PORT"])
     with _step("every target up, every agent on the ring") as say:
         say(_all_up(project, monitoring))
@@ -85,7 +85,7 @@ def _run(project: Project, tools: dict[str, tuple[str, ...] | None]) -> None:
         say(_kill_under_load(project, monitoring))
     with _step(f"up again with {SCALED_AGENTS} agents") as say:
         project.compose("up", "--detach", "--no-recreate", "--scale", f"agent={SCALED_AGENTS}")
-        project.wait_well(120)
+        project.wait_well(150)
         say(_all_up(project, monitoring))
     with _step("100 requests after recovery") as say:
         say(_served(_replay(project, 100, RATE)))
@@ -123,9 +123,9 @@ def _replay(project: Project, requests: int, rate: float) -> Figures:
 
 
 def _replay_arguments(requests: int, rate: float) -> list[str]:
-    replay = f"dualmap replay /traces/bursts.jsonl.gz --prompts tokens --routers router-1:7070,router-2:7070 --limit {requests} --rate {rate}"
-    script = f"{replay} --json /tmp/figures.json >/dev/null && cat /tmp/figures.json"
-    return ["run", "--rm", "-T", "--no-deps", "demo", "sh", "-c", script]
+    options = f"--prompts tokens --limit {requests} --rate {rate} --json /tmp/figures.json"
+    replay = f"dualmap replay /traces/bursts.jsonl.gz --routers router-1:7070,router-2:7070 {options}"
+    return ["run", "--rm", "-T", "--no-deps", "demo", "sh", "-c", f"{replay} >/dev/null && cat /tmp/figures.json"]
 
 
 def _figures(output: str) -> Figures:
