@@ -12,9 +12,10 @@ from dualmap.core.errors import InvalidRequest
 from dualmap.core.state import StateUpdate
 from dualmap.rpc.clients import AGENT_MESSAGE_BYTES, aio_channel
 from dualmap.rpc.convert_state import StateQuery, query_message, update_of
+from dualmap.rpc.state_streams import StateStreams, StreamEndedError
 from dualmap.rpc.status import problem_of
 from dualmap.runtime.telemetry import Telemetry
-from dualmap.v1 import agent_pb2_grpc
+from dualmap.v1 import agent_pb2, agent_pb2_grpc
 
 
 class StateCallError(Exception):
@@ -28,18 +29,25 @@ class StateCallError(Exception):
 class StateCalls:
     """Channels to agents by address, shared by an agent's instances, made when first needed."""
 
-    def __init__(self, telemetry: Telemetry | None = None, max_answer_bytes: int = AGENT_MESSAGE_BYTES) -> None:
-        """``max_answer_bytes``: a longer answer is refused before it is held in memory."""
+    def __init__(
+        self, telemetry: Telemetry | None = None, max_answer_bytes: int = AGENT_MESSAGE_BYTES, *, held: bool = False
+    ) -> None:
+        """``max_answer_bytes``: a longer answer is refused before it is held in memory.
+
+        ``held``: an instance's polls share one stream, where its agent knows streams: at most one poll at a time.
+        """
+        self._held = held
+        self._streams = StateStreams()
         self._telemetry = telemetry
         self._max_answer_bytes = max_answer_bytes
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def get_state(self, address: str, query: StateQuery, timeout_s: float) -> StateUpdate:
         """One poll, over within ``timeout_s`` whatever the agent does. Raises StateCallError."""
-        stub = agent_pb2_grpc.InstanceAgentStub(self._channel(address))
         try:
-            answer = await stub.GetState(query_message(query), timeout=timeout_s)
-            update = update_of(answer.update)
+            update = update_of((await self._ask(address, query, timeout_s)).update)
+        except StreamEndedError as error:
+            raise StateCallError(error.kind, str(error)) from error
         except grpc.aio.AioRpcError as error:
             problem = problem_of(error)
             raise StateCallError(problem.code.name, problem.message) from error
@@ -49,9 +57,22 @@ class StateCalls:
             raise StateCallError("INVALID", f"asked for {query.instance_id!r}, told of {update.instance_id!r}")
         return update
 
+    async def _ask(self, address: str, query: StateQuery, timeout_s: float) -> agent_pb2.GetStateResponse:
+        stub = agent_pb2_grpc.InstanceAgentStub(self._channel(address))
+        message = query_message(query)
+        if self._held and self._streams.streams(address):
+            try:
+                return await self._streams.poll(stub, address, message, timeout_s)
+            except StreamEndedError as error:
+                if error.kind != "UNIMPLEMENTED":
+                    raise
+        return await stub.GetState(message, timeout=timeout_s)
+
     async def keep(self, addresses: frozenset[str]) -> None:
         """Close the channels to agents that are polled no more."""
         gone = [address for address in self._channels if address not in addresses]
+        for address in gone:
+            self._streams.forget(address)
         await asyncio.gather(*(self._channels.pop(address).close() for address in gone))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An agent's GetState alone, in values: for stand-ins that have state and nothing else. Every other call is refused."""
+"""An agent's GetState and PollState alone, in values: for stand-ins that have state and nothing else."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ Answer = Callable[[StateQuery], Awaitable[StateUpdate]]
 async def serve_states(answer: Answer) -> tuple[grpc.aio.Server, int]:
     """Serve on any free loopback port: the server, to be stopped by the caller, and the port."""
 
+    async def poll_state(requests: Any, context: Any) -> None:
+        async for request in requests:
+            await context.write(agent_pb2.PollStateResponse(state=await get_state(request.query, context)))
+
     async def get_state(request: agent_pb2.GetStateRequest, context: Any) -> agent_pb2.GetStateResponse:
         try:
             return state_message(0, await answer(query_of(request)))
@@ -29,13 +33,20 @@ async def serve_states(answer: Answer) -> tuple[grpc.aio.Server, int]:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no instance {request.instance_id!r} here")
             raise
 
-    handler = grpc.unary_unary_rpc_method_handler(
-        get_state,
-        request_deserializer=agent_pb2.GetStateRequest.FromString,
-        response_serializer=agent_pb2.GetStateResponse.SerializeToString,
-    )
+    handlers: dict[str, Any] = {
+        "GetState": grpc.unary_unary_rpc_method_handler(
+            get_state,
+            request_deserializer=agent_pb2.GetStateRequest.FromString,
+            response_serializer=agent_pb2.GetStateResponse.SerializeToString,
+        ),
+        "PollState": grpc.stream_stream_rpc_method_handler(
+            poll_state,
+            request_deserializer=agent_pb2.PollStateRequest.FromString,
+            response_serializer=agent_pb2.PollStateResponse.SerializeToString,
+        ),
+    }
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_send_message_length", AGENT_MESSAGE_BYTES)))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"GetState": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port

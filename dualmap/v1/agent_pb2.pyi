@@ -586,6 +586,54 @@ class GetStateResponse(_message.Message):
 Global___GetStateResponse: _TypeAlias = GetStateResponse  # noqa: Y015
 
 @_typing.final
+class PollStateRequest(_message.Message):
+    """A question on a held stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def query(self) -> Global___GetStateRequest:
+        """What is asked."""
+
+    def __init__(
+        self,
+        *,
+        query: Global___GetStateRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PollStateRequest: _TypeAlias = PollStateRequest  # noqa: Y015
+
+@_typing.final
+class PollStateResponse(_message.Message):
+    """The answer to the oldest question not answered yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___GetStateResponse:
+        """What is answered."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___GetStateResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PollStateResponse: _TypeAlias = PollStateResponse  # noqa: Y015
+
+@_typing.final
 class ListQueueRequest(_message.Message):
     """Asks for what waits."""
 

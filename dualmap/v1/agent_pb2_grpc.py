@@ -45,6 +45,11 @@ class InstanceAgentStub:
                 request_serializer=dualmap_dot_v1_dot_agent__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=dualmap_dot_v1_dot_agent__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.PollState = channel.stream_stream(
+                '/dualmap.v1.InstanceAgent/PollState',
+                request_serializer=dualmap_dot_v1_dot_agent__pb2.PollStateRequest.SerializeToString,
+                response_deserializer=dualmap_dot_v1_dot_agent__pb2.PollStateResponse.FromString,
+                _registered_method=True)
         self.ListQueue = channel.unary_unary(
                 '/dualmap.v1.InstanceAgent/ListQueue',
                 request_serializer=dualmap_dot_v1_dot_agent__pb2.ListQueueRequest.SerializeToString,
@@ -86,6 +91,13 @@ class InstanceAgentServicer:
 
     def GetState(self, request, context):
         """State since a version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PollState(self, request_iterator, context):
+        """The same, over and over on one held stream: an answer for each question, in order. An error ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,6 +150,11 @@ def add_InstanceAgentServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=dualmap_dot_v1_dot_agent__pb2.GetStateRequest.FromString,
                     response_serializer=dualmap_dot_v1_dot_agent__pb2.GetStateResponse.SerializeToString,
+            ),
+            'PollState': grpc.stream_stream_rpc_method_handler(
+                    servicer.PollState,
+                    request_deserializer=dualmap_dot_v1_dot_agent__pb2.PollStateRequest.FromString,
+                    response_serializer=dualmap_dot_v1_dot_agent__pb2.PollStateResponse.SerializeToString,
             ),
             'ListQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueue,
@@ -220,6 +237,33 @@ class InstanceAgent:
             '/dualmap.v1.InstanceAgent/GetState',
             dualmap_dot_v1_dot_agent__pb2.GetStateRequest.SerializeToString,
             dualmap_dot_v1_dot_agent__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PollState(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dualmap.v1.InstanceAgent/PollState',
+            dualmap_dot_v1_dot_agent__pb2.PollStateRequest.SerializeToString,
+            dualmap_dot_v1_dot_agent__pb2.PollStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

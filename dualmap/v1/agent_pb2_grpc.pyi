@@ -39,6 +39,8 @@ class InstanceAgentStub:
     """
     GetState: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetStateRequest, _agent_pb2.GetStateResponse]
     """State since a version."""
+    PollState: _grpc.StreamStreamMultiCallable[_agent_pb2.PollStateRequest, _agent_pb2.PollStateResponse]
+    """The same, over and over on one held stream: an answer for each question, in order. An error ends the stream."""
     ListQueue: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListQueueRequest, _agent_pb2.ListQueueResponse]
     """What waits, for the rebalancer."""
     Migrate: _grpc.UnaryUnaryMultiCallable[_agent_pb2.MigrateRequest, _agent_pb2.MigrateResponse]
@@ -61,6 +63,8 @@ class InstanceAgentAsyncStub(InstanceAgentStub):
     """
     GetState: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetStateRequest, _agent_pb2.GetStateResponse]  # type: ignore[assignment]
     """State since a version."""
+    PollState: _aio.StreamStreamMultiCallable[_agent_pb2.PollStateRequest, _agent_pb2.PollStateResponse]  # type: ignore[assignment]
+    """The same, over and over on one held stream: an answer for each question, in order. An error ends the stream."""
     ListQueue: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListQueueRequest, _agent_pb2.ListQueueResponse]  # type: ignore[assignment]
     """What waits, for the rebalancer."""
     Migrate: _aio.UnaryUnaryMultiCallable[_agent_pb2.MigrateRequest, _agent_pb2.MigrateResponse]  # type: ignore[assignment]
@@ -92,6 +96,14 @@ class InstanceAgentServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetStateResponse, _abc.Awaitable[_agent_pb2.GetStateResponse]]:
         """State since a version."""
+
+    @_abc_1.abstractmethod
+    def PollState(
+        self,
+        request_iterator: _MaybeAsyncIterator[_agent_pb2.PollStateRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.PollStateResponse], _abc.AsyncIterator[_agent_pb2.PollStateResponse]]:
+        """The same, over and over on one held stream: an answer for each question, in order. An error ends the stream."""
 
     @_abc_1.abstractmethod
     def ListQueue(

@@ -108,9 +108,11 @@ class App:
             for instance in instances.values():
                 self._bind_late(stack, instance, candidates, calls)
         server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
-        register(server, InstanceAgentServicer(self.agent, Planning(self.agent, candidates, self.handovers)))
+        servicer = InstanceAgentServicer(self.agent, Planning(self.agent, candidates, self.handovers))
+        register(server, servicer)
         self.port = await server.start()
         stack.push_async_callback(server.stop)
+        stack.callback(servicer.end_polls)
         self.http = await serve_openai(stack, settings, OpenAiParts(self.agent, self.handovers, metrics, self._clock))
         await self._join(stack, telemetry, metrics, calls)
         await self._start_loops(stack, candidates, calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -67,6 +68,7 @@ class InstanceAgentServicer(agent_pb2_grpc.InstanceAgentServicer):
     def __init__(self, agent: Agent, planning: Planning) -> None:
         self._agent = agent
         self._planning = planning
+        self._polls: set[asyncio.Task[Any] | None] = set()
 
     async def Submit(
         self, request: agent_pb2.SubmitRequest, context: Context
@@ -93,6 +95,29 @@ class InstanceAgentServicer(agent_pb2_grpc.InstanceAgentServicer):
         context: Context,  # noqa: ARG002
     ) -> agent_pb2.GetStateResponse:
         """State since a version."""
+        return await self._state(request)
+
+    async def PollState(
+        self,
+        request_iterator: AsyncIterator[agent_pb2.PollStateRequest],
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[agent_pb2.PollStateResponse]:
+        """The same on a held stream, until the caller ends it or the process stops."""
+        task = asyncio.current_task()
+        self._polls.add(task)
+        try:
+            async for request in request_iterator:
+                yield agent_pb2.PollStateResponse(state=await self._state(request.query))
+        finally:
+            self._polls.discard(task)
+
+    def end_polls(self) -> None:
+        """End the held streams: the process stops, and they would use up the server's grace."""
+        for task in self._polls:
+            if task is not None:
+                task.cancel()
+
+    async def _state(self, request: agent_pb2.GetStateRequest) -> agent_pb2.GetStateResponse:
         query = query_of(request)
         instance = self._agent.instance(query.instance_id)
         base = (query.incarnation, query.agent_epoch, query.since_version)

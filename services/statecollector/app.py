@@ -105,9 +105,11 @@ class App:
 
     async def _make_roster(self, stack: AsyncExitStack, client: Redis) -> Roster:
         settings = self.settings
-        pool = settings.pool.name
+        pool, poll = settings.pool.name, settings.poll
         # Not traced: ten polls a second and instance would bury the requests' traces.
-        calls = await stack.enter_async_context(StateCalls(max_answer_bytes=settings.poll.max_answer_bytes))
+        calls = await stack.enter_async_context(
+            StateCalls(max_answer_bytes=poll.max_answer_bytes, held=poll.held_streams)
+        )
         outside = Outside(calls, StateStore(client, pool), self._metrics, SystemClock())
         shares = Shares(
             token_hex(8), CollectorRegister(client, pool), RingStore(client, pool), settings.share, settings.poll

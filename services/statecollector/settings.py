@@ -28,6 +28,9 @@ class PollSettings(Block):
         le=MAX_WAIT_MS,
         description="Longest an idle agent may hold its answer until something changes; 0 asks without holding.",
     )
+    held_streams: bool = Field(
+        default=True, description="Polls of an instance share one stream: half the CPU of a call each, on both ends."
+    )
     failures_to_unreachable: int = Field(
         default=2, ge=1, le=10, description="Failed polls in a row; one may be a lost packet, two are not."
     )

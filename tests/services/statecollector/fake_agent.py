@@ -98,7 +98,10 @@ class FakeRank:
 class FakeAgent:
     """Serves its ranks."""
 
-    def __init__(self, *ranks: FakeRank) -> None:
+    def __init__(self, *ranks: FakeRank, streams: bool = True) -> None:
+        """``streams`` False: it is of a version that knows no held streams."""
+        self.streams = streams
+        self.opened_streams = 0
         self.ranks = {rank.name: rank for rank in ranks}
         self.address = ""
         self._server: grpc.aio.Server | None = None
@@ -122,6 +125,11 @@ class FakeAgent:
                 pass
         return state_message(1, rank.update(query))
 
+    async def poll_state(self, requests: Any, context: Any) -> None:
+        self.opened_streams += 1
+        async for request in requests:
+            await context.write(agent_pb2.PollStateResponse(state=await self.get_state(request.query, context)))
+
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         get_state = grpc.unary_unary_rpc_method_handler(
@@ -129,7 +137,14 @@ class FakeAgent:
             request_deserializer=agent_pb2.GetStateRequest.FromString,
             response_serializer=agent_pb2.GetStateResponse.SerializeToString,
         )
-        handler = grpc.method_handlers_generic_handler("dualmap.v1.InstanceAgent", {"GetState": get_state})
+        handlers: dict[str, Any] = {"GetState": get_state}
+        if self.streams:
+            handlers["PollState"] = grpc.stream_stream_rpc_method_handler(
+                self.poll_state,
+                request_deserializer=agent_pb2.PollStateRequest.FromString,
+                response_serializer=agent_pb2.PollStateResponse.SerializeToString,
+            )
+        handler = grpc.method_handlers_generic_handler("dualmap.v1.InstanceAgent", handlers)
         self._server.add_generic_rpc_handlers((handler,))
         port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
