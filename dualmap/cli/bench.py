@@ -170,11 +170,11 @@ def _decision_table(figures: Sequence[DecisionFigures]) -> Table:
 
 
 def _overload_table(flood: Overload) -> Table:
-    table = Table(title="Overload: open loop at twice saturation", title_justify="left")
+    table = Table(title="Overload: a caller beside 256 others that come back at once", title_justify="left")
     table.add_column("")
     for name in ("ms p50", "p99", "x quiet p99", "served", "refused", "failed"):
         table.add_column(name, justify="right")
-    for name, one in (("quiet", flood.quiet), ("twice saturation", flood.under), ("after", flood.after)):
+    for name, one in (("quiet", flood.quiet), ("in the flood", flood.under), ("after", flood.after)):
         share = one.p99_ms / flood.quiet.p99_ms if flood.quiet.p99_ms else 0.0
         table.add_row(
             name,
@@ -184,7 +184,7 @@ def _overload_table(flood: Overload) -> Table:
             *map(str, (one.calls, one.refused, one.failed)),
         )
     table.caption = (
-        f"offered {flood.offered_rate:,.0f}/s, reached {flood.reached_rate:,.0f}/s; "
+        f"saturation {flood.saturation_rate:,.0f}/s, calls of the flood {flood.flood_rate:,.0f}/s; "
         f"served as before {flood.recovered_s:.2f} s after it ended"
     )
     return table

@@ -107,6 +107,19 @@ def stop(process: Process) -> None:
         process.popen.stdout.close()
 
 
+class Flood:
+    """Flooding processes, and how many calls they have got answers or refusals to."""
+
+    def __init__(self, counts: Sequence[Path]) -> None:
+        self._counts = counts
+        self._began_s = time.perf_counter()
+
+    def calls_a_s(self) -> float:
+        """Calls a second since the start, up to half a second late."""
+        calls = sum(int(path.read_text() or 0) for path in self._counts if path.exists())
+        return calls / (time.perf_counter() - self._began_s)
+
+
 class Bench:
     """One view in Valkey; routers and empty servers come and go over it."""
 
@@ -140,6 +153,16 @@ class Bench:
             yield process
         finally:
             stop(process)
+
+    @contextmanager
+    def flood(self, address: str, processes: int = 2, callers: int = 128) -> Iterator[Flood]:
+        """Processes whose callers send again at once."""
+        with ExitStack() as stack:
+            counts = [self.folder / f"flood-{number}" for number in range(processes)]
+            for path in counts:
+                command = ("dualmap.cli.bench_flood", address, str(callers), str(path))
+                stack.callback(stop, start(command, {}, path.with_suffix(".log")))
+            yield Flood(counts)
 
     @contextmanager
     def empty_server(self, answer_bytes: int) -> Iterator[Process]:

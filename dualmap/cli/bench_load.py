@@ -96,7 +96,8 @@ class Target:
         return call, lambda: messages.put(None)
 
 
-def _timed_call(call: Call, raw: bytes, began_s: float, timed: Timed) -> None:
+def timed_call(call: Call, raw: bytes, began_s: float, timed: Timed) -> None:
+    """Make one call and note how it ended."""
     try:
         call(raw)
     except grpc.RpcError as error:
@@ -127,7 +128,7 @@ def closed_turn(target: Target, in_flight: int, seconds: float) -> None:
 
     def work(timed: Timed) -> None:
         while (now_s := Clock()) < until_s:
-            _timed_call(target.call, next(target.bodies), now_s, timed)
+            timed_call(target.call, next(target.bodies), now_s, timed)
 
     _on_threads(in_flight, work, target.timed)
 
@@ -143,7 +144,7 @@ def open_turn(target: Target, rate: float, threads: int, seconds: float) -> None
             late = Clock() > due_s
             while (left_s := due_s - Clock()) > 0:
                 time.sleep(left_s)
-            _timed_call(target.call, next(target.bodies), due_s if late else Clock(), timed)
+            timed_call(target.call, next(target.bodies), due_s if late else Clock(), timed)
 
     _on_threads(threads, work, target.timed)
 

@@ -34,10 +34,10 @@ class RouteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """At twice saturation: what was served and refused, the quiet p99, seconds until it served as before."""
+    """What a caller meets before, in and after a flood; how many calls of it a second were answered or refused."""
 
-    offered_rate: float
-    reached_rate: float
+    saturation_rate: float
+    flood_rate: float
     quiet: Latency
     under: Latency
     after: Latency
@@ -169,24 +169,29 @@ def _saturation(bench: Bench, variant: str, many: Process, one: Process, seconds
 
 
 def overload(options: RouteOptions) -> Overload:
-    """Offer twice what saturates a router for a few seconds, then look how soon it serves as before."""
+    """Callers in other processes that come back at once, served or refused, while a few calls here are timed."""
+    rate = 100.0
     with Bench(options.view) as bench, bench.router("1 %") as router:
         bodies = bench.bodies(HASHES_20)
 
-        def measure(work: Callable[[Target, float], None], seconds: float) -> Timed:
+        def probe(seconds: float) -> Timed:
             target = Target(router.address, ROUTE, bodies)
-            in_turns((lambda s: work(target, s),), seconds)
+            in_turns((lambda s: open_turn(target, rate, OPEN_THREADS, s),), seconds)
             target.close()
             return target.timed
 
-        measure(lambda target, s: closed_turn(target, 8, s), 1.0)
-        saturated = measure(lambda target, s: closed_turn(target, SATURATING, s), options.seconds)
-        quiet = measure(lambda target, s: open_turn(target, saturated.rate / 4, OPEN_THREADS, s), options.seconds)
-        under = measure(lambda target, s: open_turn(target, 2 * saturated.rate, 256, s), options.seconds)
-        recovered_s = _recovery_s(router, bodies, 3 * latency_of(quiet).p50_ms / 1_000)
-        after = measure(lambda target, s: open_turn(target, saturated.rate / 4, OPEN_THREADS, s), options.seconds)
-    reached = (len(under.latency_s) + len(under.refused_s) + under.failed) / under.seconds
-    return Overload(2 * saturated.rate, reached, latency_of(quiet), latency_of(under), latency_of(after), recovered_s)
+        saturating = Target(router.address, ROUTE, bodies)
+        in_turns((lambda s: closed_turn(saturating, SATURATING, s),), options.seconds)
+        saturating.close()
+        quiet = probe(options.seconds)
+        with bench.flood(router.address) as flood:
+            under = probe(options.seconds)
+            reached = flood.calls_a_s()
+        recovered_s = _recovery_s(router, bodies, latency_of(quiet).p99_ms / 1_000)
+        after = probe(options.seconds)
+    return Overload(
+        saturating.timed.rate, reached, latency_of(quiet), latency_of(under), latency_of(after), recovered_s
+    )
 
 
 def _recovery_s(router: Process, bodies: list[bytes], good_s: float) -> float:

@@ -139,7 +139,7 @@ class App:
         settings = self.settings
         limit = settings.server.max_concurrent_rpcs
         hard_limit = _HARD_LIMIT * limit + settings.router.max_streams
-        pool = WorkerPool(settings.router.threads, limit)
+        pool = WorkerPool(settings.router.threads, limit, settings.router.max_wait_ms / 1000)
         # Spans are made by hand: gRPC's interceptor would double the cost of a call.
         untraced = Telemetry(trace.NoOpTracerProvider())
         server = SyncServer(

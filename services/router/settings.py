@@ -29,6 +29,12 @@ class RouterSettings(Block):
     threads: int = Field(
         default=8, ge=1, le=256, description="Threads for calls; the interpreter runs one at a time, so few suffice."
     )
+    max_wait_ms: int = Field(
+        default=50,
+        ge=1,
+        le=10_000,
+        description="Longest wait of a call for a thread; then it is refused: two hundred routes at saturation.",
+    )
     workers: int = Field(
         default=1, ge=1, le=64, description="Processes on the one port, each a router of its own; one a core at most."
     )

@@ -116,3 +116,34 @@ def test_a_pool_that_is_ended_at_once_drops_what_waits() -> None:
     pool.shutdown()
 
     assert not late.is_set()
+
+
+def test_many_that_wait_are_served_newest_first_and_the_overdue_give_up() -> None:
+    """Under overload what is served was not long waited for; the oldest learn that they should give up."""
+    pool = WorkerPool(threads=1, limit=1_000, max_wait_s=0.05)
+    began, release, overdue = threading.Event(), threading.Event(), threading.Event()
+    order: SimpleQueue[tuple[int, bool]] = SimpleQueue()
+
+    def work() -> None:
+        began.set()
+        release.wait(5)
+
+    def served(number: int) -> None:
+        order.put((number, pool.shedding))
+
+    try:
+        pool.submit(work)
+        assert began.wait(5)
+        for number in range(80):
+            pool.submit(served, number)
+        overdue.wait(0.06)  # the clock is the pool's own
+        pool.submit(served, 80)
+        gave_up = {order.get(timeout=5) for _ in range(2)}
+        release.set()
+        first = order.get(timeout=5)
+    finally:
+        release.set()
+        pool.shutdown()
+
+    assert gave_up == {(0, True), (1, True)}
+    assert first == (80, False)
