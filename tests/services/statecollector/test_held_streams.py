@@ -29,21 +29,19 @@ async def _agent(*, streams: bool = True) -> AsyncIterator[tuple[FakeAgent, Fake
 async def test_polls_of_an_instance_share_one_stream() -> None:
     """A hundred polls are one call."""
     async with _agent() as (agent, rank, calls):
-        for _ in range(100):
-            update = await calls.get_state(agent.address, WHOLE, TIMEOUT_S)
+        updates = [await calls.get_state(agent.address, WHOLE, TIMEOUT_S) for _ in range(100)]
 
     assert agent.opened_streams == 1
     assert len(rank.polls) == 100
-    assert update.kv_digest == rank.index.digest
+    assert updates[-1].kv_digest == rank.index.digest
 
 
 async def test_an_agent_of_an_older_version_is_polled_by_unary_calls() -> None:
     """It is asked for a stream once, and never again."""
     async with _agent(streams=False) as (agent, rank, calls):
-        for _ in range(3):
-            update = await calls.get_state(agent.address, WHOLE, TIMEOUT_S)
+        updates = [await calls.get_state(agent.address, WHOLE, TIMEOUT_S) for _ in range(3)]
 
-    assert update.version == rank.version
+    assert updates[-1].version == rank.version
     assert len(rank.polls) == 3
 
 
@@ -64,21 +62,20 @@ async def test_a_late_answer_is_not_taken_for_the_next_polls() -> None:
     assert agent.opened_streams == 2
 
 
-async def test_a_stream_broken_between_polls_costs_no_poll() -> None:
-    """The agent ends and is back at its address before the next poll: that one succeeds."""
+async def test_a_stream_broken_between_polls_costs_at_most_one_poll() -> None:
+    """The agent ends and is back at its address: the break is found by the next poll at the latest."""
     async with _agent() as (agent, rank, calls):
         await calls.get_state(agent.address, WHOLE, TIMEOUT_S)
         await agent.stop()
         await agent.start(agent.address)
         # The broken stream is known as soon as its end has been read.
+        answers: list[int] = []
         failures = 0
-        while True:
+        while not answers and failures < 3:
             try:
-                update = await calls.get_state(agent.address, WHOLE, TIMEOUT_S)
+                answers.append((await calls.get_state(agent.address, WHOLE, TIMEOUT_S)).version)
             except StateCallError:
                 failures += 1
-            else:
-                break
 
     assert failures <= 1
-    assert update.version == rank.version
+    assert answers == [rank.version]
