@@ -75,7 +75,7 @@ async def test_the_official_client_chats_with_an_engine_through_an_agent() -> No
                 else:
                     text = answer.choices[0].message.content
                 assert text == " w1 w2 w3"
-        assert len(built.instance("a").state.kv) > 5
+        await until(lambda: len(built.instance("a").state.kv) > 5)
         assert built.instance("a").counters.finished == 2
 
 
