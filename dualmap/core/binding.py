@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dualmap.core.queue_order import feasible, lot_of
+from dualmap.core.waiting import WaitingQueue, WaitingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ class Bindable:
         return max(0.0, self.prefill_s - self.best_prefill_s)
 
 
+def offerable(queue: WaitingQueue, now_ms: float, rest_s: float, stalled_ms: float) -> list[WaitingRequest]:
+    """What a holder offers its backups under ``spare``: what it has given up; all that waits while its engine stalls.
+
+    Earliest deadline first. An order without deadlines gives nothing up, so offers nothing but behind a stall.
+    """
+    found = list(queue) if stalled_ms > 0 else queue.given_up(now_ms, rest_s)
+    return sorted(found, key=lambda waiting: (waiting.deadline_ms, waiting.request_id))
+
+
 def _need_s(entry: Bindable, options: BindingOptions) -> float:
     return entry.prefill_s + (options.pull_s if entry.holder is not None else 0.0)
 
@@ -79,9 +89,7 @@ def score_s(entry: Bindable, options: BindingOptions, now_ms: float) -> float:
     return options.extra_weight * entry.extra_s + slack_s
 
 
-def spare(
-    entries: Sequence[Bindable], options: BindingOptions, now_ms: float, rest_s: float = 0.0
-) -> list[Bindable]:
+def spare(entries: Sequence[Bindable], options: BindingOptions, now_ms: float, rest_s: float = 0.0) -> list[Bindable]:
     """Own entries that are kept here, and the offers that can be met beside them, cheapest first; by deadline."""
     start_s = now_ms / 1_000 + rest_s
     live = [e for e in entries if e.deadline_ms / 1_000 >= start_s + _need_s(e, options)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dualmap.core.binding import offerable
 from dualmap.core.choose import RouteQuery
 from dualmap.core.engine_model import BlockCache
 from dualmap.core.errors import NoInstance, Overloaded
@@ -267,11 +268,12 @@ class Cluster:
     # -- hand-over
 
     def _offer(self, instance: SimInstance) -> None:
-        """Offer to their backups what this instance has given up; an idle backup looks at once."""
+        """Offer to their backups what core's rule lets go; an idle backup looks at once."""
         if not self.late or not len(instance.queue):
             return
         delay_s = self.options.control.message_s
-        for waiting in instance.queue.given_up(self.now_s * 1_000, instance.rest_s(self.now_s)):
+        now_s = self.now_s
+        for waiting in offerable(instance.queue, now_s * 1_000, instance.rest_s(now_s), instance.stalled_ms(now_s)):
             request = instance.held[waiting.request_id]
             if not request.backup or not self.offers.new(request):
                 continue

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+from dualmap.core.binding import offerable
 from dualmap.core.blocks import Chain
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.feed import FeedRule
@@ -34,6 +35,7 @@ MAX_FAILURES = 2
 RECOUNTED_A_TICK = 512
 """Waiting requests whose hits are counted anew after the index changed."""
 
+AHEAD_S, AHEAD_STEP_TOKENS = 0.1, 512
 LONG_QUEUE, LOAD_AGE_MS = 256, 20.0
 NO_BOUND = 1 << 62
 _LEAST_RETRY_MS, _MOST_RETRY_MS, _RETRY_JITTER = 50, 10_000, 0.2
@@ -290,11 +292,21 @@ class Instance:
         """Limits of what the engine is given."""
         facts, options = self.engine.facts, self._options
         rule = self._feed_rule
-        feed_tokens = options.feed_tokens or facts.batch_tokens
+        feed_tokens = options.feed_tokens or facts.batch_tokens + self._ahead_tokens()
         max_sequences = options.max_sequences or facts.max_sequences
         if (rule.feed_tokens, rule.max_sequences) != (feed_tokens, max_sequences):
             rule = self._feed_rule = FeedRule(feed_tokens, max_sequences)
         return rule
+
+    def _ahead_tokens(self) -> int:
+        """Tokens beyond one batch, so that an engine's next step does not begin with the first that comes after one.
+
+        No more than it prefills in a moment: what is staged can be neither reordered nor moved.
+        """
+        token_s = self._cost.cost(0).b_s_per_token
+        batch_tokens = self.engine.facts.batch_tokens
+        ahead = batch_tokens if token_s <= 0 else min(batch_tokens, int(AHEAD_S / token_s))
+        return ahead - ahead % AHEAD_STEP_TOKENS
 
     def stage(self, request: HeldRequest) -> None:
         """Release a waiting request to the engine."""
@@ -490,6 +502,13 @@ class Instance:
         now_ms = self.now_ms
         order = self._queue.order(now_ms, self._progress.rest_s(now_ms))
         return [self.held.waiting[waiting.identity] for waiting in order]
+
+    def offerable(self) -> list[HeldRequest]:
+        """What another candidate may take, earliest deadline first: the given up; everything behind a stalled engine."""
+        now_ms = self.now_ms
+        stalled_ms = self.stalled_ms or float(self._suspect)
+        found = offerable(self._queue, now_ms, self._progress.rest_s(now_ms), stalled_ms)
+        return [self.held.waiting[waiting.identity] for waiting in found]
 
     @property
     def rest_s(self) -> float:

@@ -1,4 +1,7 @@
-"""Tells the other candidate of each waiting request that it could run it (late binding, the holder's side)."""
+"""Tells the other candidate what this instance has given up, or holds behind a stall (late binding, holder's side).
+
+It never offers what can still be met here: `dualmap.core.binding` says why.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,7 @@ class OfferSender:
                 await self._send(batch, now_ms)
 
     def _earliest(self) -> Iterable[HeldRequest]:
-        waiting = [request for request in self._instance.held.waiting.values() if request.phase is Phase.WAITING]
-        waiting.sort(key=lambda request: request.waiting.deadline_ms)
-        return waiting[:MAX_OFFERED]
+        return [request for request in self._instance.offerable() if request.phase is Phase.WAITING][:MAX_OFFERED]
 
     def _batch(self, target: str, requests: list[HeldRequest], now_ms: float) -> OfferBatch | None:
         told = self._told.setdefault(target, _Told())

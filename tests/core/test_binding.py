@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.core.binding import Bindable, BindingOptions, choose_next, in_time, score_s
+from dualmap.core.binding import Bindable, BindingOptions, choose_next, in_time, offerable, score_s
+from dualmap.core.state import QueuePolicy
+from dualmap.core.waiting import WaitingQueue, WaitingRequest
 
 OPTIONS = BindingOptions(rule="score")
 SPARE = BindingOptions()
@@ -89,7 +91,9 @@ def test_an_offer_is_taken_only_where_no_own_one_misses_for_it() -> None:
 
     assert _next(_entry("own", 4_000), offer, options=SPARE) == "offer"
     assert _next(_entry("own", 1_900), offer, options=SPARE) == "own"
-    assert _next(_entry("own", 1_900), _entry("other", 2_900), _entry("offer", 2_950, holder="b"), options=SPARE) == "own"
+    assert (
+        _next(_entry("own", 1_900), _entry("other", 2_900), _entry("offer", 2_950, holder="b"), options=SPARE) == "own"
+    )
     assert _next(_entry("offer", 900, holder="b"), options=SPARE) is None
 
 
@@ -113,3 +117,29 @@ def test_an_own_request_always_leaves_something_to_run(
         assert chosen is not None
     if chosen is not None and chosen.holder is not None:
         assert chosen.deadline_ms / 1_000 >= chosen.prefill_s
+
+
+def _waiting(policy: QueuePolicy) -> WaitingQueue:
+    queue = WaitingQueue(policy)
+    for name, deadline_ms in (("roomy", 9_000.0), ("soon", 2_000.0), ("missed", -1.0)):
+        queue.push(WaitingRequest(name, 1, deadline_ms, -5_000.0, 0, 1_000, 1_000, 0, 1.0, ()))
+    return queue
+
+
+def test_only_what_was_given_up_is_offered() -> None:
+    """What a working holder can still meet is nobody else's to take; staged work ahead makes it give up more."""
+    queue = _waiting(QueuePolicy.SLO)
+
+    assert [r.request_id for r in offerable(queue, 0.0, 0.0, 0.0)] == ["missed"]
+    assert [r.request_id for r in offerable(queue, 30.0, 1.5, 0.0)] == ["missed", "soon"]
+
+
+@pytest.mark.parametrize("policy", list(QueuePolicy))
+def test_behind_a_stall_all_is_offered_earliest_deadline_first(policy: QueuePolicy) -> None:
+    """Whatever the order of the queue: nothing here moves, so nothing is held back."""
+    assert [r.request_id for r in offerable(_waiting(policy), 0.0, 0.0, 600.0)] == ["missed", "soon", "roomy"]
+
+
+def test_an_order_without_deadlines_gives_nothing_up() -> None:
+    """First in, first out: no prediction says who is lost."""
+    assert offerable(_waiting(QueuePolicy.FIFO), 0.0, 0.0, 0.0) == []

@@ -89,6 +89,19 @@ async def test_a_free_instance_pulls_what_waits_at_the_other_candidate() -> None
         assert built.instance("b").counters.moved_in == 5
 
 
+async def test_a_holder_that_works_keeps_what_it_can_serve_in_time() -> None:
+    """An idle other candidate is offered nothing while the holder can still meet what waits."""
+    async with cluster("a", "b", agent={"binding": "late", "max_sequences": 1, "suspect_after_ms": 60_000}) as built:
+        stub = built.stub("a")
+        running = submit(stub, submission("running", seed=9, max_output_tokens=20))
+        await until(lambda: "started" in running.kinds, "full")
+        waiting = submit(stub, submission("roomy", seed=1, ttft_slo_ms=60_000))
+        assert await waiting.end() is grpc.StatusCode.OK
+        assert await running.end() is grpc.StatusCode.OK
+        assert waiting.first("done").instance_id == "a/0"
+        assert built.instance("b").counters.moved_in == 0
+
+
 async def test_early_binding_neither_takes_offers_nor_is_pulled_from() -> None:
     """FAILED_PRECONDITION with the reason."""
     async with cluster("a") as built:
