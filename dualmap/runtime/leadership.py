@@ -151,7 +151,7 @@ class Leadership:
             _log.exception("leadership_end_failed", lease=self.terms.name, error=type(error).__name__)
 
     async def _ask(self, what: str, answer: Awaitable[T]) -> T | None:
-        """The store's answer; None when there was none within a renewal's time: counted, and the first of a row logged."""
+        """The store's answer; None when there was none within a renewal's time: counted, the first of a row logged."""
         try:
             async with asyncio.timeout(self.terms.renew_ms / 1000):
                 given = await answer
