@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dualmap.cli.bench_agent_engine import BEAT_FIELD
+from dualmap.cli.bench_agent_engine import BATCH_TOKENS, BEAT_FIELD
 from dualmap.cli.local_cluster import LocalCluster, LocalOptions
 from dualmap.cli.processes import RunningService, ServiceSpec, start_service
 
@@ -276,7 +276,7 @@ class FeedRow:
 
 
 async def measure_feed(folder: Path, clients: int, seconds: float) -> list[FeedRow]:
-    """Clients with 500-token prompts and one token out: directly, by the feed rule, one request at a time."""
+    """Clients with 500-token prompts and one token out: directly, by the feed rule and variants of it."""
     load = Load(clients, seconds, 1, 0.0)
     rates: dict[str, float] = {}
     async with AgentBench(step_ms=20.0, token_us=10.0) as bench:
@@ -285,6 +285,8 @@ async def measure_feed(folder: Path, clients: int, seconds: float) -> list[FeedR
         rates["direct"] = _rate((await stream_all(Target("direct", url), load))[""])
         fed = await bench.cluster(url, instances=1)
         rates["feed rule"] = await _fed(fed, load)
+        two = await bench.cluster(url, instances=1, DUALMAP_AGENT__FEED_TOKENS=str(2 * BATCH_TOKENS))
+        rates["two batches"] = await _fed(two, load)
         one = await bench.cluster(url, instances=1, DUALMAP_AGENT__FEED_TOKENS="1")
         rates["one at a time"] = await _fed(one, load)
         rates["direct, again"] = _rate((await stream_all(Target("direct", url), load))[""])

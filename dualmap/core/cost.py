@@ -134,7 +134,8 @@ class CostFit:
             for column in range(3):
                 row[column] *= self._keep
         self._right = [value * self._keep for value in self._right]
-        weight = 1.0 / _scale(work.seconds(self._initial))
+        # By the fit where that is the lower: an engine far faster than configured would count as nearly right.
+        weight = 1.0 / _scale(min(work.seconds(self._initial), predicted))
         _add(self._matrix, self._right, work.features, seconds / stretch, weight)
         self._samples += max(1, round(work.prefills))
         self._prior_share = max(options.prior_floor, self._prior_share * self._prior_fade)
@@ -145,17 +146,20 @@ class CostFit:
         prior = self._prior_share
         matrix = [[self._matrix[i][j] + prior * self._prior_matrix[i][j] for j in range(3)] for i in range(3)]
         right = [self._right[i] + prior * self._prior_right[i] for i in range(3)]
-        terms = _non_negative(matrix, right)
-        b_initial = self._initial.b_s_per_token
-        b = terms[1] / _TOKENS
+        terms = _non_negative(matrix, right, [0, 1, 2])
+        b_initial = self._initial.b_s_per_token * _TOKENS
         if b_initial > 0.0:
-            b = min(max(b, b_initial / self._options.b_range), b_initial * self._options.b_range)
-        return PrefillCost(terms[0], b, terms[2] / (_TOKENS * _TOKENS), self._samples)
+            b = min(max(terms[1], b_initial / self._options.b_range), b_initial * self._options.b_range)
+            if b != terms[1]:
+                # The others must answer for what the bound took or gave.
+                terms = _non_negative(matrix, [right[i] - matrix[i][1] * b for i in range(3)], [0, 2])
+                terms[1] = b
+        return PrefillCost(terms[0], terms[1] / _TOKENS, terms[2] / (_TOKENS * _TOKENS), self._samples)
 
 
-def _scale(configured_s: float) -> float:
-    """Errors count relative to the configured time: short prefills fix ``a``, and no time weighs by how it came out."""
-    return max(configured_s, 0.005) ** 2
+def _scale(expected_s: float) -> float:
+    """Errors count relative to the expected time: short prefills fix ``a``, and no time weighs by how it came out."""
+    return max(expected_s, 0.005) ** 2
 
 
 def _add(matrix: list[_Vector], right: _Vector, features: _Vector, seconds: float, weight: float) -> None:
@@ -167,9 +171,8 @@ def _add(matrix: list[_Vector], right: _Vector, features: _Vector, seconds: floa
             matrix[i][j] += scaled * features[j]
 
 
-def _non_negative(matrix: list[_Vector], right: _Vector) -> _Vector:
-    """Least squares with the most negative term set to zero until none is."""
-    active = [0, 1, 2]
+def _non_negative(matrix: list[_Vector], right: _Vector, active: list[int]) -> _Vector:
+    """Least squares over the ``active`` terms, the most negative one set to zero until none is."""
     while active:
         solution = _gauss([[matrix[i][j] for j in active] for i in active], [right[i] for i in active])
         worst = min(range(len(active)), key=lambda position: solution[position])
