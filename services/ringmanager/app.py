@@ -50,7 +50,7 @@ class App:
         self.metrics_port: int | None = None
         self.health = Health()
         self._registry = new_registry()
-        self._metrics = RingManagerMetrics(self._registry, settings.pool.name)
+        self.metrics = RingManagerMetrics(self._registry, settings.pool.name)
         self._stack = AsyncExitStack()
         self._leadership: Leadership | None = None
         self._leader: str | None = None
@@ -115,7 +115,7 @@ class App:
             rules,
             Publisher(stores, lambda: time.time_ns() // 1_000_000),
             Lead(lambda: self._leadership.epoch if self._leadership else None, lambda: self._leader),
-            self._metrics,
+            self.metrics,
             time.monotonic,
         )
 
@@ -146,7 +146,7 @@ class App:
         terms = LeaseTerms(
             LEASE_NAME, f"{settings.server.reachable_host}:{self.port}#{token_hex(8)}", ttl_ms, ttl_ms // 5, ttl_ms // 6
         )
-        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost, self._metrics.lease_failures.inc))
+        self._leadership = Leadership(leases, terms, LeaderCallbacks(_gained, _lost, self.metrics.lease_failures.inc))
         await stack.enter_async_context(running("leadership", self._leadership.run, vital))
 
 

@@ -24,6 +24,9 @@ from services.ringmanager.watchers import WatcherHub
 RETRY_MS = 300
 """Delay told to callers; a takeover or a Redis retry lasts about so long."""
 
+GATHER_S = 0.02
+"""A pool that starts joins all at once: an epoch for each instance would send every watcher n rings of n members."""
+
 HEAT_CHUNK = 64
 """Samples counted before other calls get their turn: some 1 ms of tree work."""
 
@@ -87,6 +90,7 @@ class RingKeeper:
         self._rebuild_until_s = 0.0
         self._unmeasured: tuple[tuple[Member, ...], tuple[Member, ...]] | None = None
         self._last_moved_share = 0.0
+        self._gathering: asyncio.Future[None] | None = None
         self.watchers = WatcherHub(rules.heartbeat_s, metrics.cut_off.inc)
 
     @property
@@ -131,7 +135,11 @@ class RingKeeper:
             now_s = self._now_s()
             was_member = now_s < self._rebuild_until_s and join.highest_epoch_seen > 0
             member = self._membership.join(join.wish, now_s, was_member)
-            await self._publish()
+            reign = self._reign
+        await self._publish_together()
+        if self._reign != reign:
+            # The members were taken over anew from the store, and this one was not among them.
+            raise Unavailable("the lead", RETRY_MS)
         self._metrics.joined.inc()
         return member
 
@@ -226,6 +234,20 @@ class RingKeeper:
             self._judge()
             active = sum(member.state is InstanceState.ACTIVE for member in self._membership.members)
             self._heat.plan(active, self._now_s())
+            await self._publish()
+
+    async def _publish_together(self) -> None:
+        """Publish within `GATHER_S`; all that ask meanwhile share one epoch. Raises as `_publish` does, to each."""
+        if self._gathering is None:
+            self._gathering = asyncio.ensure_future(self._gathered())
+            self._gathering.add_done_callback(_seen)
+        await asyncio.shield(self._gathering)
+
+    async def _gathered(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        async with self._lock:
+            # Whoever changes something from now on needs the next one.
+            self._gathering = None
             await self._publish()
 
     async def _follow(self) -> None:
@@ -342,6 +364,12 @@ class RingKeeper:
         if join.parameters_digest not in (0, ours.digest()):
             self._metrics.mismatches.inc()
             raise ParameterMismatch("parameters_digest", ours.digest(), join.parameters_digest)
+
+
+def _seen(publication: asyncio.Future[None]) -> None:
+    """Each caller is told by its own await; where all are gone, the next turn publishes."""
+    if not publication.cancelled():
+        publication.exception()
 
 
 def _without(members: tuple[Member, ...], instance_id: str) -> tuple[Member, ...]:

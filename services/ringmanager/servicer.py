@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from dualmap.core.errors import NotFound
+from dualmap.core.membership import RingSnapshot
 from dualmap.rpc.convert_ring import heat_of, instance_id_of, join_of, renew_of, ring_to_message, state_to_message
 from dualmap.rpc.server import AioServer
 from dualmap.v1 import ring_pb2, ring_pb2_grpc
@@ -24,6 +25,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
     def __init__(self, pool: str, keeper: RingKeeper) -> None:
         self._pool = pool
         self._keeper = keeper
+        self._last_sent: tuple[RingSnapshot, ring_pb2.Ring] | None = None
 
     async def Join(
         self,
@@ -109,7 +111,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         """The ring, then each change."""
         self._check_pool(request.pool)
         async for ring in self._keeper.watch(request.known_epoch):
-            message = ring_to_message(ring) if ring else None
+            message = self._message_of(ring) if ring else None
             yield ring_pb2.WatchRingResponse(ring_epoch=ring.epoch if ring else self._keeper.epoch, ring=message)
 
     async def ReportHeat(
@@ -121,6 +123,12 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         self._check_pool(request.pool)
         want_splits = await self._keeper.report_heat(heat_of(request))
         return ring_pb2.ReportHeatResponse(ring_epoch=self._keeper.epoch, want_splits=want_splits)
+
+    def _message_of(self, ring: RingSnapshot) -> ring_pb2.Ring:
+        """All watchers are sent one snapshot: it is converted once."""
+        if self._last_sent is None or self._last_sent[0] is not ring:
+            self._last_sent = (ring, ring_to_message(ring))
+        return self._last_sent[1]
 
     def _check_pool(self, pool: str) -> None:
         if pool not in ("", self._pool):

@@ -354,13 +354,31 @@ async def test_heat_of_other_hashes_is_refused(redis_url: str) -> None:
         assert "parameters_digest" in str(refused.value.details())
 
 
-async def test_without_redis_nothing_is_changed_and_all_is_answered() -> None:
-    """No Redis, no leader: UNAVAILABLE with a delay, and reads still answer."""
-    async with ring_manager(settings("redis://127.0.0.1:1/0")) as (app, stub):
+async def test_without_redis_nothing_is_changed_and_all_is_answered(redis_url: str) -> None:
+    """Redis away and the lead with it: UNAVAILABLE with a delay, and reads still answer."""
+    async with ring_manager(settings(redis_url, leader_lease_s=0.5)) as (app, stub):
+        await until(lambda: app.is_leader)
+        before = (await get_ring(stub)).ring_epoch
+        with redis.Redis.from_url(redis_url) as client:
+            client.client_pause(2_500)
+        await until(lambda: not app.is_leader)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Join(join_request("a/0"), timeout=TIMEOUT_S)
 
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert (await get_ring(stub)).ring_epoch == 0
-        assert not app.health.ready
+        assert (await get_ring(stub)).ring_epoch == before
         assert app.health.alive
+
+
+async def test_instances_that_join_together_share_epochs(redis_url: str) -> None:
+    """40 joins at once: each is told a ring with itself, and far fewer than 40 rings go to every watcher."""
+    async with ring_manager(settings(redis_url)) as (app, stub):
+        await until(lambda: app.is_leader)
+        names = [f"a-{number}/0" for number in range(40)]
+        before = app.metrics.published._value.get()
+        answers = await asyncio.gather(*(stub.Join(join_request(name), timeout=TIMEOUT_S) for name in names))
+        published = app.metrics.published._value.get() - before
+
+    for name, answer in zip(names, answers, strict=True):
+        assert name in {member.address.instance_id for member in answer.ring.members}
+    assert 1 <= published <= 10
