@@ -13,9 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dualmap.cli.bench_agent import agent
 from dualmap.cli.bench_cluster import View
 from dualmap.cli.bench_decision import DecisionFigures, decisions
 from dualmap.cli.bench_memory import PAPER_BLOCKS, BlockMemory, DecisionMemory, block_memory, decision_memory
+from dualmap.cli.bench_queue import queue
 from dualmap.cli.bench_rebalance import PlanFigures, plans
 from dualmap.cli.bench_report import Comparison, comparison_table, machine, write
 from dualmap.cli.bench_route import (
@@ -28,6 +30,8 @@ from dualmap.cli.bench_route import (
 )
 
 app = typer.Typer(help="Measure and compare: routes, rebalance rounds, memory. Without a command: all three.")
+app.command("agent")(agent)
+app.command("queue")(queue)
 
 _DECISIONS = 20_000
 _MEMORY_DECISIONS = 200_000
