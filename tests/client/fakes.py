@@ -50,7 +50,7 @@ class FakeAgent(agent_pb2_grpc.InstanceAgentServicer):
     def _unused(self, *_: object) -> None:
         raise AssertionError("not called by a client")
 
-    GetState = ListQueue = Migrate = Accept = Offer = Pull = _unused  # type: ignore[assignment]
+    GetState = PollState = ListQueue = Migrate = Accept = Offer = Pull = _unused  # type: ignore[assignment]
 
 
 class FakeRouter(router_pb2_grpc.RouterServicer):
