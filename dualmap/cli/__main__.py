@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dualmap.cli import chaos, demo, engine, explain, replay, ring, route, simulate, top, up
+from dualmap.cli import bench, chaos, demo, engine, explain, replay, ring, route, simulate, top, up
 from dualmap.cli.processes import StartError
 from dualmap.core.errors import DualMapError
 from dualmap.runtime.logs import setup_logs
@@ -29,6 +29,7 @@ app.command("explain")(explain.explain)
 app.command("top")(top.top)
 app.command("engine")(engine.engine)
 app.add_typer(ring.app, name="ring")
+app.add_typer(bench.app, name="bench")
 app.add_typer(simulate.app, name="simulate")
 
 

@@ -28,12 +28,17 @@ from dualmap.cli.bench_route import (
     route_rows,
     workers_row,
 )
+from dualmap.cli.bench_scaling import bench_scaling
+from dualmap.cli.bench_state import bench_state
 
 app = typer.Typer(help="Measure and compare: routes, rebalance rounds, memory. Without a command: all three.")
 app.command("agent")(agent)
 app.command("queue")(queue)
+app.command("state")(bench_state)
+app.command("scaling")(bench_scaling)
 
 _DECISIONS = 20_000
+_WIDTH = 132
 _MEMORY_DECISIONS = 200_000
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures here; - is stdout.")]
@@ -87,7 +92,10 @@ def memory(
 
 def _console(json: Path | None) -> Console:
     """Tables go to stderr where stdout is asked for JSON."""
-    return Console(stderr=str(json) == "-", highlight=False)
+    console = Console(stderr=str(json) == "-", highlight=False)
+    # Cut columns say nothing; a narrow terminal wraps the lines instead.
+    console.width = max(console.width, _WIDTH)
+    return console
 
 
 def _route(console: Console, options: RouteOptions, *, decisions_only: bool) -> dict[str, Any]:
