@@ -137,7 +137,9 @@ def run(  # noqa: PLR0917 - options of a command
         choose=given.choosing(select, choices, escape),
         timetable=given.timetable(timetable),
     )
-    trials = [Trial(name, name, options) for name in given.policy_names(policies)]
+    names = given.policy_names(policies)
+    given.check_peers(names, options.timetable)
+    trials = [Trial(name, name, options) for name in names]
     with worker_pool((), workers) as pool, _progress(len(trials) * seeds, "runs") as bar:
         found = runs(pool, workload, arrivals, trials, range(1, seeds + 1), lambda: bar.advance(bar.task_ids[0]))
     _show_runs(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, get_args
@@ -21,7 +22,7 @@ from dualmap.simulator.options import (
     TimetableEntry,
     simulated_engine,
 )
-from dualmap.simulator.registry import POLICIES
+from dualmap.simulator.registry import PEERS, POLICIES
 from dualmap.simulator.study import ContradictionError
 
 
@@ -64,7 +65,7 @@ MaxInput = Annotated[int, typer.Option(min=1, help="Longest prompt, tokens.")]
 OverLongOption = Annotated[str, typer.Option(help="A longer prompt is cut, or its request skipped: cut or skip.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave wrong lines of the trace out, and count them.")]
 Warmup = Annotated[int, typer.Option(min=0, help="First requests that are not counted.")]
-Policies = Annotated[str, typer.Option(help="Policies, comma separated: " + ", ".join(POLICIES) + ".")]
+Policies = Annotated[str, typer.Option(help="Policies, comma separated: " + ", ".join((*POLICIES, *PEERS)) + ".")]
 Instances = Annotated[int, typer.Option(min=1, max=1024, help="Instances at the start.")]
 Slo = Annotated[float, typer.Option(min=0.001, help="TTFT objective, seconds.")]
 ModelOption = Annotated[Model, typer.Option(help="Prefill cost: 7b 0.16 ms/token, 14b 0.127; both 20 ms a prefill.")]
@@ -88,8 +89,8 @@ def policy_names(listed: str) -> list[str]:
     """The policies asked for, each known."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
-        if name not in POLICIES:
-            raise ContradictionError(f"--policies: {name!r} is none of {', '.join(POLICIES)}")
+        if name not in POLICIES and name not in PEERS:
+            raise ContradictionError(f"--policies: {name!r} is none of {', '.join((*POLICIES, *PEERS))}")
     if not names:
         raise ContradictionError("--policies: none given")
     return names
@@ -118,6 +119,13 @@ def control(  # noqa: PLR0917 - the commands' options
 def timetable(text: str) -> list[TimetableEntry]:
     """The timetable asked for."""
     return [_entry(piece.strip()) for piece in text.split(",") if piece.strip()]
+
+
+def check_peers(names: Sequence[str], happenings: Sequence[TimetableEntry]) -> None:
+    """Refuse what a peer cannot be told."""
+    for name in names:
+        if name in PEERS and any(entry.happening != "stall" for entry in happenings):
+            raise ContradictionError(f"--policies {name} and --timetable: it is told of stalls only")
 
 
 def _entry(part: str) -> TimetableEntry:

@@ -24,7 +24,7 @@ from dualmap.simulator.central import CentralQueue
 from dualmap.simulator.instance import SimInstance
 from dualmap.simulator.mapping import Mapping
 from dualmap.simulator.options import ClusterOptions
-from dualmap.simulator.policies.placing import Placement, Policy, Sight
+from dualmap.simulator.policies.placing import Follower, Placement, Policy, Sight
 from dualmap.simulator.pulling import Offers
 from dualmap.simulator.rebalancing import moves_of
 from dualmap.simulator.requests import SimRequest
@@ -61,6 +61,7 @@ class Cluster:
         self.central = CentralQueue(options) if policy.central else None
         self.mapping = Mapping(options, heat=policy.heat)
         self._random = random.Random(options.seed)
+        self._follower = policy if isinstance(policy, Follower) else None
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._open = len(requests)
@@ -240,6 +241,8 @@ class Cluster:
         events = instance.engine.advance(self.now_s)
         if not events:
             return False
+        if self._follower is not None:
+            self._follower.observe(instance.instance_id, events)
         running = len(instance.held)
         first = instance.take(events)
         self._open -= running - len(instance.held)
@@ -451,8 +454,12 @@ class Cluster:
 
 
 def run_cluster(requests: Sequence[SimRequest], policy: Policy, options: ClusterOptions) -> RunResult:
-    """One run."""
-    return Cluster(requests, policy, options).run()
+    """One run; a policy with a state of its own is closed after it."""
+    try:
+        return Cluster(requests, policy, options).run()
+    finally:
+        if isinstance(policy, Follower):
+            policy.close()
 
 
 def queue_named(name: str | None) -> QueuePolicy | None:

@@ -15,7 +15,7 @@ from dualmap.core.blocks import Chain
 from dualmap.simulator.arrivals import poisson_arrivals
 from dualmap.simulator.cluster import RunResult, run_cluster
 from dualmap.simulator.options import ClusterOptions
-from dualmap.simulator.registry import POLICIES
+from dualmap.simulator.registry import policy_named
 from dualmap.simulator.report import Measures, measure, time_line
 from dualmap.simulator.requests import chains_of, sim_requests
 from dualmap.simulator.trace import TraceRequest
@@ -57,7 +57,7 @@ def run_at(workload_name: str, trial: Trial, rate: float, seed: int) -> RunResul
     workload, chains = _LOADED[workload_name]
     arrived = poisson_arrivals(workload.requests, rate, seed)
     requests = sim_requests(arrived, chains, trial.options.ttft_slo_s)
-    return run_cluster(requests, POLICIES[trial.policy](), trial.options)
+    return run_cluster(requests, policy_named(trial.policy), trial.options)
 
 
 def measure_at(workload_name: str, trial: Trial, rate: float, seed: int) -> Measures:

@@ -26,3 +26,23 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ceiling_central": CeilingCentral,
     "ceiling_shared_cache": CeilingSharedCache,
 }
+
+
+def _dynamo() -> Policy:
+    from dualmap.simulator.policies.dynamo import Dynamo  # noqa: PLC0415 - its sockets are for those who ask for it
+
+    return Dynamo()
+
+
+PEERS: dict[str, Callable[[], Policy]] = {"dynamo": _dynamo}
+"""Policies that need a package of somebody else's (extra `peers`)."""
+
+
+def policy_named(name: str) -> Policy:
+    """A fresh policy.
+
+    Raises:
+        PeerMissingError: its package is not installed.
+        KeyError: there is none of that name.
+    """
+    return (POLICIES.get(name) or PEERS[name])()

@@ -14,7 +14,7 @@ from dualmap.core.state import PrefillCost
 from dualmap.simulator.arrivals import capacity_bound, ceiling_hit_rate, own_arrivals, poisson_arrivals
 from dualmap.simulator.cluster import run_cluster
 from dualmap.simulator.goodput import GoodputFigure, Trial, Workload
-from dualmap.simulator.registry import POLICIES
+from dualmap.simulator.registry import policy_named
 from dualmap.simulator.report import Measures, measure
 from dualmap.simulator.requests import chains_of, sim_requests
 from dualmap.simulator.synthetic import synthetic_trace
@@ -86,7 +86,7 @@ def one_run(workload: Workload, arrivals: Arrivals, trial: Trial, seed: int) -> 
     """One measured run."""
     timed = arrivals.times(workload.requests, seed)
     requests = sim_requests(timed, chains_of(timed), trial.options.ttft_slo_s)
-    return measure(run_cluster(requests, POLICIES[trial.policy](), trial.options), workload.warmup)
+    return measure(run_cluster(requests, policy_named(trial.policy), trial.options), workload.warmup)
 
 
 def runs(  # noqa: PLR0917 - a table's head

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from dualmap.core.blocks import Chain
 from dualmap.core.choose import ChooseOptions, RingPicture, RouteQuery
+from dualmap.core.engine_model import EngineEvent
 from dualmap.core.instance_view import InstanceView
 from dualmap.core.load import predict_ttft_s, priority_class, slack_bucket
 from dualmap.core.state import QueuePolicy
@@ -68,6 +69,17 @@ class Policy(Protocol):
         Raises:
             NoInstance: nobody is eligible.
         """
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A policy with a state of its own: it is told what engines did, and closed after its run."""
+
+    def observe(self, instance_id: str, events: Iterable[EngineEvent]) -> None:
+        """What one engine did, in order."""
+
+    def close(self) -> None:
+        """The run is over."""
 
 
 def look(chain: Chain, view: InstanceView, slo_s: float) -> Look:
