@@ -61,27 +61,41 @@ class Outlet:
 
     async def follow(self, pulse_s: float) -> AsyncGenerator[AcceptOutcome]:
         """Events until the end, a Pulse after each ``pulse_s`` seconds without one. Raises the error put at the end."""
-        while True:
-            while self._pending:
-                event = self._pending.popleft()
-                if isinstance(event, Tokens | HttpChunk | FirstToken):
-                    self._pending_bytes -= len(event.data)
-                yield event
-            if self._ended:
-                if self._error is not None:
-                    raise self._error
-                return
-            self._wake.clear()
-            if not await self._woken(pulse_s):
-                yield Pulse()
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        timer: asyncio.TimerHandle | None = None
 
-    async def _woken(self, timeout_s: float) -> bool:
+        def look() -> None:
+            # One timer that looks again, not one an event: those would cost more than the events.
+            nonlocal timer
+            left_s = heard_s + pulse_s - loop.time()
+            if left_s <= 0:
+                self._wake.set()
+            timer = loop.call_later(left_s if left_s > 0 else pulse_s, look)
+
+        look()
         try:
-            async with asyncio.timeout(timeout_s):
+            while True:
+                while self._pending:
+                    yield self._taken()
+                if self._ended:
+                    break
+                self._wake.clear()
+                heard_s = loop.time()
                 await self._wake.wait()
-        except TimeoutError:
-            return self._wake.is_set()
-        return True
+                if not self._pending and not self._ended:
+                    yield Pulse()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._error is not None:
+            raise self._error
+
+    def _taken(self) -> AcceptOutcome:
+        event = self._pending.popleft()
+        if isinstance(event, Tokens | HttpChunk | FirstToken):
+            self._pending_bytes -= len(event.data)
+        return event
 
 
 def _may_join(last: HttpChunk, more: HttpChunk) -> bool:
