@@ -122,6 +122,16 @@ def run(  # noqa: PLR0917 - options of a command
     poll_ms: given.PollMs = None,
     message_ms: given.MessageMs = None,
     routers: given.Routers = None,
+    bookings: given.Bookings = True,
+    rebalance_ms: given.RebalanceMs = None,
+    heat_ms: given.HeatMs = None,
+    kv_tokens: given.KvTokens = 1_200_000,
+    host_tokens: given.HostTokens = 0,
+    host_load_us: given.HostLoadUs = None,
+    speeds: given.Speeds = "",
+    decode_rate: given.DecodeRate = 50.0,
+    decode_slowdown: given.DecodeSlowdown = 0.01,
+    prefill_slowdown: given.PrefillSlowdown = 0.0,
     timetable: given.Timetable = "",
     workers: given.Workers = 0,
     json_out: given.JsonOut = None,
@@ -131,13 +141,17 @@ def run(  # noqa: PLR0917 - options of a command
     workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
     arrivals = Arrivals(rate, own_timing, keep_bursts)
     arrivals.times(workload.requests[:2], 1)
-    controls = given.control(as_built, poll_ms, message_ms, routers, rebalance, heat)
+    periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
+    controls = given.control(as_built, periods, rebalance, heat, bookings)
+    built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
-        given.cluster(instances, slo_s, model, queue, binding, controls),
+        given.cluster(instances, slo_s, built, queue, binding, controls),
+        speeds=given.speeds(speeds, instances),
         choose=given.choosing(select, choices, escape),
         timetable=given.timetable(timetable),
     )
     names = given.policy_names(policies)
+    given.check_choosing(names, select, choices, escape)
     given.check_peers(names, options.timetable)
     trials = [Trial(name, name, options) for name in names]
     with worker_pool((), workers) as pool, _progress(len(trials) * seeds, "runs") as bar:
@@ -159,6 +173,9 @@ def goodput(  # noqa: PLR0917 - options of a command
     policies: given.Policies = "dualmap,min_ttft,dualmap_released",
     attainment: Annotated[float, typer.Option(min=0.01, max=0.999, help="Share within the objective.")] = 0.9,
     fair: Annotated[bool, typer.Option("--fair", help="Every quartile of prompt length must attain it.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=len(SEEDS), help="Of the fixed seeds, the first so many.")] = len(
+        SEEDS
+    ),
     max_input: given.MaxInput = 20_480,
     over_long: given.OverLongOption = "cut",
     skip_bad: given.SkipBad = False,
@@ -177,21 +194,44 @@ def goodput(  # noqa: PLR0917 - options of a command
     poll_ms: given.PollMs = None,
     message_ms: given.MessageMs = None,
     routers: given.Routers = None,
+    bookings: given.Bookings = True,
+    rebalance_ms: given.RebalanceMs = None,
+    heat_ms: given.HeatMs = None,
+    kv_tokens: given.KvTokens = 1_200_000,
+    host_tokens: given.HostTokens = 0,
+    host_load_us: given.HostLoadUs = None,
+    speeds: given.Speeds = "",
+    decode_rate: given.DecodeRate = 50.0,
+    decode_slowdown: given.DecodeSlowdown = 0.01,
+    prefill_slowdown: given.PrefillSlowdown = 0.0,
     workers: given.Workers = 0,
     json_out: given.JsonOut = None,
 ) -> None:
-    """The highest Poisson rate at which enough requests are in time: bisection to 1 %, mean of 5 fixed seeds."""
+    """The highest Poisson rate at which enough requests are in time: bisection to 1 %, mean of the fixed seeds."""
     workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
-    controls = given.control(as_built, poll_ms, message_ms, routers, rebalance, heat)
+    periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
+    controls = given.control(as_built, periods, rebalance, heat, bookings)
+    built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
-        given.cluster(instances, slo_s, model, queue, binding, controls), choose=given.choosing(select, choices, escape)
+        given.cluster(instances, slo_s, built, queue, binding, controls),
+        speeds=given.speeds(speeds, instances),
+        choose=given.choosing(select, choices, escape),
     )
     limits = ceilings(workload, instances, options.engine.cost)
-    trials = [Trial(name, name, options) for name in given.policy_names(policies)]
+    names = given.policy_names(policies)
+    given.check_choosing(names, select, choices, escape)
+    trials = [Trial(name, name, options) for name in names]
     start = limits["bound"] * 0.8
-    with worker_pool((workload,), workers) as pool, _progress(len(trials) * len(SEEDS), "bisections") as bar:
+    with worker_pool((workload,), workers) as pool, _progress(len(trials) * seeds, "bisections") as bar:
         figures = goodputs(
-            pool, workload.name, trials, attainment, fair, start, on_done=lambda: bar.advance(bar.task_ids[0])
+            pool,
+            workload.name,
+            trials,
+            attainment,
+            fair,
+            start,
+            SEEDS[:seeds],
+            lambda: bar.advance(bar.task_ids[0]),
         )
     _show_goodput(figures, limits)
     _write(json_out, goodput_json(workload, figures, limits, attainment, fair))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, get_args
 
 import typer
 
 from dualmap.core.choose import ChooseOptions, Select
+from dualmap.core.engine_model import EngineOptions
 from dualmap.core.state import QueuePolicy
 from dualmap.simulator.options import (
     AS_BUILT,
@@ -80,6 +81,18 @@ AsBuilt = Annotated[bool, typer.Option("--as-built", help="100 ms polls, 3 ms me
 PollMs = Annotated[float | None, typer.Option(min=0, help="Age of state: poll period in ms; 0 is exact.")]
 MessageMs = Annotated[float | None, typer.Option(min=0, help="Delay of every message, ms.")]
 Routers = Annotated[int | None, typer.Option(min=1, max=64, help="Routers, each with its own view and bookings.")]
+Bookings = Annotated[
+    bool, typer.Option("--bookings/--no-bookings", help="Whether a router counts what it sent itself.")
+]
+RebalanceMs = Annotated[float | None, typer.Option(min=1, help="Period of the rebalancer; 250 ms unless told.")]
+HeatMs = Annotated[float | None, typer.Option(min=1, help="Period of heat samples; 1,000 ms unless told.")]
+KvTokens = Annotated[int, typer.Option(min=1, help="KV cache of an instance, tokens.")]
+HostTokens = Annotated[int, typer.Option(min=0, help="Slower second tier that takes what the cache evicts; 0: none.")]
+HostLoadUs = Annotated[float | None, typer.Option(min=0, help="Loading a token from that tier, microseconds; 20.")]
+Speeds = Annotated[str, typer.Option(help="Relative speed of each instance, by comma; 1 where the list ends.")]
+DecodeRate = Annotated[float, typer.Option(min=0.1, help="Tokens a second of one sequence decoding alone.")]
+DecodeSlowdown = Annotated[float, typer.Option(min=0, help="What each other sequence adds to the time of a token.")]
+PrefillSlowdown = Annotated[float, typer.Option(min=0, help="What each decoding sequence adds to a prefill's time.")]
 Timetable = Annotated[str, typer.Option(help="SECONDS:join|drain|fail|restart|stall:INSTANCE[:DURATION], by comma.")]
 Workers = Annotated[int, typer.Option(min=0, help="Processes; 0: as many as cores.")]
 JsonOut = Annotated[str | None, typer.Option("--json", help="Write the results there as JSON.")]
@@ -96,24 +109,83 @@ def policy_names(listed: str) -> list[str]:
     return names
 
 
-def control(  # noqa: PLR0917 - the commands' options
-    as_built: bool, poll_ms: float | None, message_ms: float | None, routers: int | None, rebalance: bool, heat: bool
-) -> ControlOptions:
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """Ages, delays and periods as given; None: not given."""
+
+    poll_ms: float | None = None
+    message_ms: float | None = None
+    routers: int | None = None
+    rebalance_ms: float | None = None
+    heat_ms: float | None = None
+
+
+def control(as_built: bool, given: Periods, rebalance: bool, heat: bool, bookings: bool = True) -> ControlOptions:
     """The control plane asked for."""
-    given = {"--poll-ms": poll_ms, "--message-ms": message_ms, "--routers": routers}
-    if as_built and any(value is not None for value in given.values()):
-        named = ", ".join(name for name, value in given.items() if value is not None)
+    plane = {"--poll-ms": given.poll_ms, "--message-ms": given.message_ms, "--routers": given.routers}
+    if as_built and any(value is not None for value in plane.values()):
+        named = ", ".join(name for name, value in plane.items() if value is not None)
         raise ContradictionError(f"--as-built sets {named} itself: give one or the other")
+    for name, period, wanted in (("rebalance", given.rebalance_ms, rebalance), ("heat", given.heat_ms, heat)):
+        if period is not None and not wanted:
+            raise ContradictionError(f"--no-{name} and --{name}-ms: give one or the other")
     base = AS_BUILT if as_built else EXACT
-    if poll_ms is not None:
-        base = replace(base, poll_s=poll_ms / 1_000)
-    if message_ms is not None:
-        base = replace(base, message_s=message_ms / 1_000)
-    if routers is not None:
-        if routers > 1 and base.poll_s <= 0:
+    changes: dict[str, float] = {}
+    if given.poll_ms is not None:
+        changes["poll_s"] = given.poll_ms / 1_000
+    if given.message_ms is not None:
+        changes["message_s"] = given.message_ms / 1_000
+    if given.routers is not None:
+        if given.routers > 1 and not given.poll_ms:
             raise ContradictionError("--routers above 1 needs --poll-ms: with exact state they would share one view")
-        base = replace(base, routers=routers)
-    return replace(base, rebalance_s=base.rebalance_s if rebalance else 0.0, heat_s=base.heat_s if heat else 0.0)
+        changes["routers"] = given.routers
+    changes["rebalance_s"] = (given.rebalance_ms or base.rebalance_s * 1_000) / 1_000 if rebalance else 0.0
+    changes["heat_s"] = (given.heat_ms or base.heat_s * 1_000) / 1_000 if heat else 0.0
+    return replace(base, bookings=bookings, **changes)  # type: ignore[arg-type]
+
+
+def engine(  # noqa: PLR0917 - the commands' options
+    model: Model,
+    kv_tokens: int,
+    host_tokens: int,
+    host_load_us: float | None,
+    decode_rate: float,
+    decode_slowdown: float,
+    prefill_slowdown: float,
+) -> EngineOptions:
+    """The engine of every instance."""
+    if host_load_us is not None and not host_tokens:
+        raise ContradictionError("--host-load-us needs --host-tokens: there is no second tier to load from")
+    return simulated_engine(
+        COST_14B if model is Model.FOURTEEN else COST_7B,
+        kv_tokens=kv_tokens,
+        host_tier_tokens=host_tokens,
+        host_load_s_per_token=(20.0 if host_load_us is None else host_load_us) / 1e6,
+        decode_tokens_per_s=decode_rate,
+        decode_batch_slowdown=decode_slowdown,
+        prefill_slowdown_per_running=prefill_slowdown,
+    )
+
+
+def speeds(listed: str, instances: int) -> tuple[float, ...]:
+    """The relative speeds asked for, each positive."""
+    try:
+        found = tuple(float(part) for part in listed.split(",") if part.strip())
+    except ValueError:
+        raise ContradictionError(f"--speeds: {listed!r} holds something that is no number") from None
+    if any(not 0 < speed < float("inf") for speed in found):
+        raise ContradictionError(f"--speeds: {listed!r} holds something that is not positive")
+    if len(found) > instances:
+        raise ContradictionError(f"--speeds names {len(found)} instances, --instances {instances}")
+    return found
+
+
+def check_choosing(names: Sequence[str], select: Rule, choices: int, escape: bool) -> None:
+    """Refuse parts switched off of a policy that is not run."""
+    given = {"--select": select is not Rule.DUALMAP, "--choices": choices != 2, "--no-escape": not escape}
+    named = [name for name, changed in given.items() if changed]
+    if named and "dualmap" not in names:
+        raise ContradictionError(f"{', '.join(named)}: dualmap is not among --policies, nothing else has it")
 
 
 def timetable(text: str) -> list[TimetableEntry]:
@@ -152,13 +224,13 @@ def choosing(select: Rule, choices: int, escape: bool) -> ChooseOptions:
 
 
 def cluster(  # noqa: PLR0917 - the commands' options
-    instances: int, slo_s: float, model: Model, queue: Order | None, binding: Binding, controls: ControlOptions
+    instances: int, slo_s: float, built: EngineOptions, queue: Order | None, binding: Binding, controls: ControlOptions
 ) -> ClusterOptions:
     """The cluster asked for, its decision options still the defaults."""
     return ClusterOptions(
         instances=instances,
         ttft_slo_s=slo_s,
-        engine=simulated_engine(COST_14B if model is Model.FOURTEEN else COST_7B),
+        engine=built,
         queue=QueuePolicy[queue.name] if queue is not None else None,
         binding="late" if binding is Binding.LATE else "early",
         control=controls,
