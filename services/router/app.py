@@ -6,7 +6,6 @@ The asyncio loop of the main thread follows Redis; calls are served by threads, 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import secrets
 import sys
@@ -36,6 +35,7 @@ from dualmap.view.cluster_view import ClusterView, ViewOptions
 from dualmap.view.events import ViewEvent
 from dualmap.view.follower import Follower
 from dualmap.view.ring_file import RingFile
+from services.router.calm_collector import CalmCollector
 from services.router.decider import Decider, RouterFacts
 from services.router.heat_reporter import HeatReporter
 from services.router.heat_sampler import HeatSampler
@@ -48,15 +48,13 @@ from services.router.worker_pool import WorkerPool
 
 EXPIRE_S = 0.25
 WATCH_S = 0.25
+COLLECT_S = 0.25
 CHECK_REDIS_S = 60.0
 _HARD_LIMIT = 4
 """Times the concurrency limit at which gRPC itself refuses, without advice: only a flood meets it."""
 
 _SWITCH_S = 0.001
 """A fifth of the interpreter's own 5 ms, which is ten times a call; less costs the background more than it gives."""
-
-_COLLECT = (5_000, 20, 1_000)
-"""Allocations before a young pass, young passes before a middle one, middle ones before a full one."""
 
 Announce = Callable[[Mapping[str, Any]], None]
 
@@ -87,6 +85,7 @@ class App:
             ViewOptions(self.router_id, float(settings.router.booking_ttl_ms)),
             _tell,
         )
+        self._collector = CalmCollector(time.monotonic)
         self._registry = new_registry()
         self._stack = AsyncExitStack()
 
@@ -128,7 +127,13 @@ class App:
         await self._start_loops(stack, client, follower, decider)
         self._start_heat(stack, sampler)
         await self._start_server(stack, decider, telemetry)
-        _prefer_calls()
+        self._prefer_calls(stack)
+
+    def _prefer_calls(self, stack: AsyncExitStack) -> None:
+        """A call waits for the switch interval where a follower or a report is busy, and for the collector's pauses."""
+        sys.setswitchinterval(_SWITCH_S)
+        self._collector.start()
+        stack.callback(self._collector.stop)
 
     def _facts(self) -> RouterFacts:
         pool = self.settings.pool
@@ -185,6 +190,7 @@ class App:
         for name, work, period_s in (
             ("expire", expire, EXPIRE_S),
             ("watch", watch.turn, WATCH_S),
+            ("collector", self._collector.turn, COLLECT_S),
             ("redis_config", redis_check.turn, CHECK_REDIS_S),
         ):
             loop = Periodic(name, work, Schedule(period_s), loops)
@@ -230,18 +236,6 @@ class _RedisCheck:
             return
         self._metrics.count("redis_misconfigured", bool(problems))
         _say(self._health, "; ".join(problems) or None)
-
-
-def _prefer_calls() -> None:
-    """Tune the interpreter for short calls beside background work.
-
-    A call waits for the switch interval where a follower or a report is busy, and what lives long here is in no
-    cycles, so that a full collection would cost tens of milliseconds for nothing.
-    """
-    sys.setswitchinterval(_SWITCH_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT)
 
 
 def _tell(event: ViewEvent, about: str) -> None:

@@ -27,7 +27,7 @@ class RouterSettings(Block):
         default=2_000, ge=100, le=60_000, description="Life of a booking that no report covers; agents use the same."
     )
     threads: int = Field(
-        default=8, ge=1, le=256, description="Threads for calls; the interpreter runs one at a time, so few suffice."
+        default=2, ge=1, le=256, description="Threads for calls; one runs at a time, and each more is a colder stack."
     )
     max_wait_ms: int = Field(
         default=50,
