@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -187,3 +191,24 @@ def test_the_cost_of_a_pair_does_not_grow_with_the_pool() -> None:
 
     assert asked_large <= asked_small == 2.0
     assert reads_large <= reads_small + 2 * 4 + 1
+
+
+def test_another_process_gives_the_same_pairs() -> None:
+    """Nothing of a process, its hash seed least of all, is in a pair: routers agree without a word."""
+    script = (
+        "from tests.core.test_ring import KEYS, everyone, ring_of\n"
+        "print(*(n for key in KEYS[:50] for n in ring_of(9).pair(key, everyone)))"
+    )
+    here = [name for key in KEYS[:50] for name in ring_of(9).pair(key, everyone)]
+    root = Path(__file__).parents[2]
+    for seed in ("1", "2"):
+        told = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert told.stdout.split() == here
