@@ -93,7 +93,7 @@ class AgentSettings(Block):
         default="slo", description="Order of the queue; slo keeps the most deadlines, the others are baselines."
     )
     binding: Literal["early", "late"] = Field(
-        default="early", description="late: the other candidate is offered what waits, and may pull it."
+        default="early", description="late: the other candidate may pull what misses or stalls here."
     )
     max_waiting_requests: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Requests that may wait; ordering 10,000 takes milliseconds."
