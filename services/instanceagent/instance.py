@@ -504,7 +504,7 @@ class Instance:
         return [self.held.waiting[waiting.identity] for waiting in order]
 
     def offerable(self) -> list[HeldRequest]:
-        """What another candidate may take, earliest deadline first: the given up; everything behind a stalled engine."""
+        """What another candidate may take, earliest deadline first: the given up, or all behind a stalled engine."""
         now_ms = self.now_ms
         stalled_ms = self.stalled_ms or float(self._suspect)
         found = offerable(self._queue, now_ms, self._progress.rest_s(now_ms), stalled_ms)
