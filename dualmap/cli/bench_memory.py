@@ -21,7 +21,8 @@ PAPER_BLOCKS = 9_362
 _COVER_EVERY = 512
 _CHANGES = 256
 """Block changes at each cover: more than 2,000 a second at any rate a router reaches."""
-_STEPS = 20
+_SETTLED = 40_000
+"""Decisions after which bookings and expected blocks come and go in equal number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class BlockMemory:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMemory:
-    """Resident bytes at the start (after a tenth) and the end of so many decisions."""
+    """Resident bytes at the start (once bookings come and go in equal number) and the end of so many decisions."""
 
     decisions: int
     rss_start: int
@@ -78,6 +79,7 @@ def decision_memory(decisions: int, instances: int = 8, blocks: int = PAPER_BLOC
     chains = [Chain(ChainKind.TOKENS, list(one.hashes), 128, one.prompt.prompt_tokens) for one in prompts]
     names, own = list(view.instances), {name: deque[int]() for name in view.instances}
     process, start = psutil.Process(), 0
+    settled = max(decisions // 10, min(decisions // 2, _SETTLED))
     for number in range(decisions):
         query = RouteQuery("memory", chains[number % len(chains)])
         decision = choose(query, picture, view.instances, options, number / 4)
@@ -87,7 +89,7 @@ def decision_memory(decisions: int, instances: int = 8, blocks: int = PAPER_BLOC
             _change(view.instances[name].kv, own[name], draw)
             for one in view.instances.values():
                 one.bookings.cover(TicketsSeen(1, 1 << 62))
-        if number == decisions // 10:
+        if number == settled:
             start = process.memory_info().rss
     return DecisionMemory(decisions, start, process.memory_info().rss)
 

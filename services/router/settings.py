@@ -27,13 +27,16 @@ class RouterSettings(Block):
         default=2_000, ge=100, le=60_000, description="Life of a booking that no report covers; agents use the same."
     )
     threads: int = Field(
-        default=2, ge=1, le=256, description="Threads for calls; one runs at a time, and each more is a colder stack."
+        default=4,
+        ge=1,
+        le=256,
+        description="Threads for calls; one runs at a time; two served half as many, eight no more.",
     )
     max_wait_ms: int = Field(
-        default=50,
+        default=100,
         ge=1,
         le=10_000,
-        description="Longest wait of a call for a thread; then it is refused: two hundred routes at saturation.",
+        description="Longest wait of a call for a thread; then it is refused: several hundred routes' time.",
     )
     workers: int = Field(
         default=1, ge=1, le=64, description="Processes on the one port, each a router of its own; one a core at most."
