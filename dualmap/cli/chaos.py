@@ -87,7 +87,9 @@ def _summary(result: SeedResult) -> str:
 def figures(results: Sequence[SeedResult]) -> dict[str, object]:
     """What was measured over all seeds; times in the units their names say."""
     seen = [one for result in results for one in result.seen]
-    route = sorted(seconds for result in results for seconds in result.route_s())
+    probes = [probe for result in results for probe in result.untouched()]
+    route = sorted(probe.took_s for probe in probes if probe.took_s is not None)
+    empty = sorted(probe.release_s for probe in probes if probe.release_s is not None)
     agreed = [result.agreed_after_s for result in results if result.agreed_after_s is not None]
     return {
         "seeds": [result.seed for result in results],
@@ -100,6 +102,8 @@ def figures(results: Sequence[SeedResult]) -> dict[str, object]:
         "route_at_untouched_routers": len(route),
         "route_p50_ms": quantile(route, 0.50, 1_000),
         "route_p99_ms": quantile(route, 0.99, 1_000),
+        "empty_call_p50_ms": quantile(empty, 0.50, 1_000),
+        "empty_call_p99_ms": quantile(empty, 0.99, 1_000),
         "views_equal_after_s_worst": max(agreed, default=None),
         "drained_after_s_worst": max((result.drained_after_s for result in results), default=0.0),
         "recovery_s": _recovery_figures(results, alone=True),
@@ -140,6 +144,8 @@ def print_report(results: Sequence[SeedResult], console: Console) -> None:
         "route_at_untouched_routers",
         "route_p50_ms",
         "route_p99_ms",
+        "empty_call_p50_ms",
+        "empty_call_p99_ms",
         "drained_after_s_worst",
         "views_equal_after_s_worst",
     ):
@@ -157,4 +163,8 @@ def print_report(results: Sequence[SeedResult], console: Console) -> None:
     console.print(times)
     p99 = measured["route_p99_ms"]
     if isinstance(p99, float) and p99 > AIM_ROUTE_P99_MS:
-        console.print(f"Route p99 at untouched routers is above the aim of {AIM_ROUTE_P99_MS:g} ms", style="yellow")
+        console.print(
+            f"Route p99 at untouched routers is above the aim of {AIM_ROUTE_P99_MS:g} ms; where an empty call's (Release, "
+            "right after each) is too, the machine is too busy to tell",
+            style="yellow",
+        )

@@ -39,7 +39,7 @@ class ChaosOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     instances: int = 4
     rate: float = 8.0
-    speed: float = 5.0
+    speed: float = 1.5
 
     @property
     def cluster(self) -> LocalOptions:
@@ -90,15 +90,15 @@ class SeedResult:
     agreed_after_s: float | None = None
     seconds: float = 0.0
 
-    def route_s(self) -> list[float]:
-        """Ascending Route times at routers while nothing was done to them."""
+    def untouched(self) -> list[Probe]:
+        """Route calls that were answered by routers while nothing was done to them."""
         touched = [(hurt.part, hurt.began_s, hurt.ended_s + SETTLE_S) for hurt in self.hurts]
-        return sorted(
-            probe.took_s
+        return [
+            probe
             for probe in self.probes
             if probe.took_s is not None
             and not any(part == probe.router and begin <= probe.at_s <= end for part, begin, end in touched)
-        )
+        ]
 
 
 async def run_seed(seed: int, options: ChaosOptions, tell: Callable[[str], None]) -> SeedResult:

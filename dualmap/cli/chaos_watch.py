@@ -30,11 +30,15 @@ _Life = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One Route call at one router: when it was sent (monotonic seconds), how long it took; None: it failed."""
+    """One Route call at one router: when it was sent (monotonic seconds), how long it took; None: it failed.
+
+    ``release_s``: the call right after it, which does next to nothing: what the machine itself takes just then.
+    """
 
     router: str
     at_s: float
     took_s: float | None
+    release_s: float | None = None
 
 
 class Watch:
@@ -168,8 +172,8 @@ async def _probed(calls: RouterCalls, router: str, request: Request) -> Probe:
     sent_s = time.monotonic()
     try:
         route = await calls.route(request, CALL_TIMEOUT_S)
-        took_s = time.monotonic() - sent_s
+        routed_s = time.monotonic()
         await calls.release(route.request_id, route.attempt, CALL_TIMEOUT_S)
     except CallFailed:
         return Probe(router, sent_s, None)
-    return Probe(router, sent_s, took_s)
+    return Probe(router, sent_s, routed_s - sent_s, time.monotonic() - routed_s)

@@ -40,7 +40,6 @@ class _Progress:
     loaded_from: _Order = _BEGIN
     load_version: int = 0
     reload_at_ms: float = 0.0
-    due: bool = False
 
 
 class StateFollower:
@@ -51,6 +50,7 @@ class StateFollower:
         self.positions: dict[int, str] = dict.fromkeys(range(SHARDS), START)
         self._view = view
         self._progress: dict[str, _Progress] = {}
+        self._due: set[str] = set()
         self._newest: dict[int, _Order] = dict.fromkeys(range(SHARDS), _BEGIN)
 
     def note(self, positions: dict[int, str]) -> None:
@@ -61,22 +61,28 @@ class StateFollower:
     async def load(self, instance_ids: tuple[str, ...]) -> None:
         """Load these instances whole and set their shards back to where each must be followed from."""
         for first in range(0, len(instance_ids), _LOAD_AT_ONCE):
-            for name in instance_ids[first : first + _LOAD_AT_ONCE]:
-                self._progress_of(name).due = False
+            these = instance_ids[first : first + _LOAD_AT_ONCE]
             try:
-                states = await self.store.load(instance_ids[first : first + _LOAD_AT_ONCE])
+                states = await self.store.load(these)
             except UnreadableValueError as error:
+                self._due.difference_update(these)
                 self._view.count(ViewEvent.UNREADABLE, str(error))
                 continue
+            # Only now: where the store did not answer, they are still due when it is back.
+            self._due.difference_update(these)
             for state in states.values():
                 self._adopt(state)
 
     async def reload_due(self) -> None:
-        """Load the instances that showed a fault, each at most once a second."""
+        """Load the instances that showed a fault, each at most once a second. O(1) where none did."""
+        if len(self._progress) > len(self._view.instances):
+            for name in self._progress.keys() - self._view.instances.keys():
+                del self._progress[name]
+        if not self._due:
+            return
         now_ms = self._view.clock_ms()
-        for name in self._progress.keys() - self._view.instances.keys():
-            del self._progress[name]
-        due = tuple(name for name, at in self._progress.items() if at.due and now_ms >= at.reload_at_ms)
+        self._due.intersection_update(self._progress)
+        due = tuple(name for name in self._due if now_ms >= self._progress[name].reload_at_ms)
         for name in due:
             self._progress[name].reload_at_ms = now_ms + _RELOAD_PAUSE_MS
         await self.load(due)
@@ -105,7 +111,7 @@ class StateFollower:
         same_life = (change.incarnation, change.agent_epoch) == (view.incarnation, view.agent_epoch)
         if change.full:
             if not same_life or change.version > view.version:
-                self._progress_of(name).due = True
+                self._due.add(name)
                 self._progress_of(name).reload_at_ms = 0.0
             return
         if view.heard_at_ms is None or not same_life or change.since > view.version:
@@ -170,9 +176,9 @@ class StateFollower:
             self.positions[shard] = state.position
 
     def _fault(self, event: ViewEvent, instance_id: str) -> None:
-        progress = self._progress_of(instance_id)
-        if not progress.due:
-            progress.due = True
+        self._progress_of(instance_id)
+        if instance_id not in self._due:
+            self._due.add(instance_id)
             self._view.count(event, instance_id)
 
     def _progress_of(self, instance_id: str) -> _Progress:
