@@ -54,6 +54,7 @@ _T_LIFE, _T_SEQUENCE, _T_ATTEMPT, _T_EPOCH, _T_KEY_BLOCKS, _T_TOKENS, _T_REASON 
     _TICKET, _VARINT, "agent_epoch", "sequence", "attempt", "ring_epoch", "key_blocks", "prompt_tokens", "reason"
 )
 _T_ROUTER, _T_DIGEST, _T_KEY = _tags(_TICKET, _EIGHT_BYTES, "router_id", "parameters_digest", "key")
+_S_ID, _S_RESPONSE = _tags(router_pb2.RouteStreamResponse.DESCRIPTOR.fields_by_name, _LENGTH, "request_id", "response")
 (_P_INSTANCE,) = _tags(_PROMISE, _LENGTH, "instance_id")
 (_P_HIT,) = _tags(_PROMISE, _VARINT, "hit_tokens")
 (_P_PREDICTED,) = _tags(_PROMISE, _EIGHT_BYTES, "predicted_ttft_ms")
@@ -162,6 +163,11 @@ class AnswerWriter:
                 tries,
             )
         )
+
+
+def streamed_answer(request_id: str, answer: bytes) -> bytes:
+    """The RouteStreamResponse around an answer's bytes, which are neither read nor copied field by field."""
+    return _sized(_S_ID, request_id.encode()) + _sized(_S_RESPONSE, answer)
 
 
 def _promise(pieces: _Pieces, candidate: Candidate) -> bytes:

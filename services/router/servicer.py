@@ -17,6 +17,7 @@ from dualmap.core.errors import InvalidRequest, Overloaded, Unavailable
 from dualmap.rpc.convert_explain import explanation, view_message
 from dualmap.rpc.convert_route import RouteCall, RouteRules, digest_of, identity_of, read_route, route_call
 from dualmap.rpc.convert_route import streamed_route as request_of
+from dualmap.rpc.route_answer import streamed_answer
 from dualmap.rpc.status import problem_of_status, status_of
 from dualmap.rpc.wire import sub_message
 from dualmap.v1 import router_pb2
@@ -133,8 +134,7 @@ class RouterServicer:
                 answer = self._decider.route(reader)[0]
             else:
                 answer = self._traced_route(inner, context, self._spans)
-            response = router_pb2.RouteStreamResponse(request_id=reader.request_id())
-            response.response.ParseFromString(answer)
+            return streamed_answer(reader.request_id(), answer)
         except Exception as error:
             self._metrics.count("stream_errors")
             problem = problem_of_status(status_of(error, f"/{SERVICE}/RouteStream"))

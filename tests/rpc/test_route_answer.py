@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dualmap.core.choose import Candidate, Decision, Reason
 from dualmap.core.membership import InstanceState, Member
-from dualmap.rpc.route_answer import AnswerWriter, varint
+from dualmap.rpc.route_answer import AnswerWriter, streamed_answer, varint
 from dualmap.v1 import router_pb2
 from dualmap.v1.types_pb2 import InstanceAddress, Promise, Ticket
 
@@ -82,6 +82,15 @@ def test_an_answer_reads_as_it_was_meant(  # noqa: PLR0917
         expected.ticket.backup.instance_id = "agent-é/1"
         expected.ticket.backup.hit_tokens, expected.ticket.backup.predicted_ttft_ms = tokens, other_s * 1000
     assert router_pb2.RouteResponse.FromString(raw) == expected
+
+
+def test_a_streamed_answer_is_the_answer_with_its_id() -> None:
+    """Generated code reads the same message out of it."""
+    answer = router_pb2.RouteResponse(request_id="é", hit_tokens=300, instance=InstanceAddress(instance_id="a" * 200))
+
+    read = router_pb2.RouteStreamResponse.FromString(streamed_answer("é", answer.SerializeToString()))
+
+    assert read == router_pb2.RouteStreamResponse(request_id="é", response=answer)
 
 
 @pytest.mark.parametrize(
