@@ -31,7 +31,7 @@ def chaos(  # noqa: PLR0917  (each is an option of the command)
     first_seed: Annotated[int | None, typer.Option(help="Seeds from this on; absent: random ones.")] = None,
     minutes: Annotated[float, typer.Option(min=0.5, max=600, help="No seed is begun that may end later.")] = 11.5,
     faults: Annotated[int, typer.Option(min=1, max=200, help="Faults of a seed.")] = 12,
-    rate: Annotated[float, typer.Option(min=0.1, max=200, help="Requests a second.")] = 8.0,
+    rate: Annotated[float, typer.Option(min=0.1, max=200, help="Requests a second.")] = 12.0,
     instances: Annotated[int, typer.Option(min=2, max=16, help="Agents with simulated engines.")] = 4,
     json: Annotated[Path | None, typer.Option(help="Write the figures here.")] = None,
 ) -> None:
@@ -164,7 +164,7 @@ def print_report(results: Sequence[SeedResult], console: Console) -> None:
     p99 = measured["route_p99_ms"]
     if isinstance(p99, float) and p99 > AIM_ROUTE_P99_MS:
         console.print(
-            f"Route p99 at untouched routers is above the aim of {AIM_ROUTE_P99_MS:g} ms; where an empty call's (Release, "
-            "right after each) is too, the machine is too busy to tell",
+            f"Route p99 at untouched routers is above the aim of {AIM_ROUTE_P99_MS:g} ms; where an empty call's "
+            "(Release, right after each) is too, the machine is too busy to tell",
             style="yellow",
         )
