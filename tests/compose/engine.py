@@ -129,6 +129,11 @@ class Project:
 
     def remove(self) -> None:
         """Take everything down, volumes too, whatever time is left."""
+        # `down` leaves what `run` made and was cut off.
+        label = f"label={_PROJECT_LABEL}={self.name}"
+        left = ["docker", "ps", "-aq", "--filter", label, "--filter", f"label={_ONE_OFF_LABEL}=True"]
+        for container_id in subprocess.run(left, capture_output=True, text=True, timeout=30, check=True).stdout.split():
+            subprocess.run(["docker", "rm", "-f", container_id], capture_output=True, timeout=60, check=True)
         subprocess.run(
             [*self._compose(None), "--profile", "demo", "down", "--volumes", "--remove-orphans", "--timeout", "10"],
             cwd=ROOT,
