@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 from opentelemetry.instrumentation.grpc import filters
 
-UNTRACED_METHODS = ("GetState", "Renew", "ReportHeat")
+UNTRACED_METHODS = ("GetState", "PollState", "Renew", "ReportHeat")
 """Made many times a second for no request; their metrics say what a span of each would."""
 
 SPANLESS_CALLS = ("Accept",)
