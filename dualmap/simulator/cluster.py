@@ -31,6 +31,9 @@ from dualmap.simulator.requests import SimRequest
 from dualmap.simulator.watching import ExactViews, Watcher, cover_bookings, set_member_state
 
 _NO_INSTANCE_RETRY_S = 1.0
+_STALL_SEEN_MS = 500.0
+"""Silence after which an agent takes its engine for stalled, as the agents do."""
+
 _GIVE_UP_S = 120.0
 """A client stops asking for an instance after this."""
 
@@ -276,7 +279,9 @@ class Cluster:
             return
         delay_s = self.options.control.message_s
         now_s = self.now_s
-        for waiting in offerable(instance.queue, now_s * 1_000, instance.rest_s(now_s), instance.stalled_ms(now_s)):
+        silent_ms = instance.stalled_ms(now_s)
+        stalled_ms = silent_ms if silent_ms >= _STALL_SEEN_MS else 0.0
+        for waiting in offerable(instance.queue, now_s * 1_000, instance.rest_s(now_s), stalled_ms):
             request = instance.held[waiting.request_id]
             if not request.backup or not self.offers.new(request):
                 continue
@@ -417,6 +422,7 @@ class Cluster:
         self._advance(instance)
         if happening == "stall":
             instance.pause(self.now_s, self.now_s + duration_s)
+            self.at(self.now_s + 1.01 * _STALL_SEEN_MS / 1_000, self._offer, instance)
         elif happening == "drain":
             self._drain(instance)
         elif happening == "fail":

@@ -101,6 +101,17 @@ def test_a_stalled_instance_loses_its_waiting_to_others() -> None:
     assert measure(moved, 0).attainment >= measure(left, 0).attainment
 
 
+def test_the_other_candidate_pulls_from_behind_a_stall() -> None:
+    """Without a rebalancer too: the holder offers all that waits as soon as the stall is seen."""
+    table = [TimetableEntry(8.0, "stall", 0, 10.0)]
+    control = replace(EXACT, rebalance_s=0.0)
+    pulled = run(options=replace(SMALL, timetable=table, control=control), rate=8.0)
+    left = run(options=replace(SMALL, timetable=table, control=control, binding="early"), rate=8.0)
+
+    assert sum(request.pulls for request in pulled.requests) > 0
+    assert measure(pulled, 0).attainment >= measure(left, 0).attainment
+
+
 def test_single_mappings_trade_hits_for_balance_and_ours_has_both() -> None:
     """The paper's figure 1: affinity has the hits, least loaded the balance, DualMap near both."""
     found = {
