@@ -123,6 +123,7 @@ def run(  # noqa: PLR0917 - options of a command
     message_ms: given.MessageMs = None,
     routers: given.Routers = None,
     bookings: given.Bookings = True,
+    fit_cost: given.FitCost = False,
     rebalance_ms: given.RebalanceMs = None,
     heat_ms: given.HeatMs = None,
     kv_tokens: given.KvTokens = 1_200_000,
@@ -142,7 +143,7 @@ def run(  # noqa: PLR0917 - options of a command
     arrivals = Arrivals(rate, own_timing, keep_bursts)
     arrivals.times(workload.requests[:2], 1)
     periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
-    controls = given.control(as_built, periods, rebalance, heat, bookings)
+    controls = given.control(as_built, periods, rebalance, heat, bookings, fit_cost)
     built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
         given.cluster(instances, slo_s, built, queue, binding, controls),
@@ -195,6 +196,7 @@ def goodput(  # noqa: PLR0917 - options of a command
     message_ms: given.MessageMs = None,
     routers: given.Routers = None,
     bookings: given.Bookings = True,
+    fit_cost: given.FitCost = False,
     rebalance_ms: given.RebalanceMs = None,
     heat_ms: given.HeatMs = None,
     kv_tokens: given.KvTokens = 1_200_000,
@@ -210,7 +212,7 @@ def goodput(  # noqa: PLR0917 - options of a command
     """The highest Poisson rate at which enough requests are in time: bisection to 1 %, mean of the fixed seeds."""
     workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
     periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
-    controls = given.control(as_built, periods, rebalance, heat, bookings)
+    controls = given.control(as_built, periods, rebalance, heat, bookings, fit_cost)
     built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
         given.cluster(instances, slo_s, built, queue, binding, controls),

@@ -84,6 +84,7 @@ Routers = Annotated[int | None, typer.Option(min=1, max=64, help="Routers, each 
 Bookings = Annotated[
     bool, typer.Option("--bookings/--no-bookings", help="Whether a router counts what it sent itself.")
 ]
+FitCost = Annotated[bool, typer.Option("--fit-cost", help="Instances learn their cost; --as-built has it.")]
 RebalanceMs = Annotated[float | None, typer.Option(min=1, help="Period of the rebalancer; 250 ms unless told.")]
 HeatMs = Annotated[float | None, typer.Option(min=1, help="Period of heat samples; 1,000 ms unless told.")]
 KvTokens = Annotated[int, typer.Option(min=1, help="KV cache of an instance, tokens.")]
@@ -120,7 +121,9 @@ class Periods:
     heat_ms: float | None = None
 
 
-def control(as_built: bool, given: Periods, rebalance: bool, heat: bool, bookings: bool = True) -> ControlOptions:
+def control(  # noqa: PLR0917 - the commands' options
+    as_built: bool, given: Periods, rebalance: bool, heat: bool, bookings: bool, fit_cost: bool
+) -> ControlOptions:
     """The control plane asked for."""
     plane = {"--poll-ms": given.poll_ms, "--message-ms": given.message_ms, "--routers": given.routers}
     if as_built and any(value is not None for value in plane.values()):
@@ -141,7 +144,7 @@ def control(as_built: bool, given: Periods, rebalance: bool, heat: bool, booking
         changes["routers"] = given.routers
     changes["rebalance_s"] = (given.rebalance_ms or base.rebalance_s * 1_000) / 1_000 if rebalance else 0.0
     changes["heat_s"] = (given.heat_ms or base.heat_s * 1_000) / 1_000 if heat else 0.0
-    return replace(base, bookings=bookings, **changes)  # type: ignore[arg-type]
+    return replace(base, bookings=bookings, fit_cost=base.fit_cost or fit_cost, **changes)  # type: ignore[arg-type]
 
 
 def engine(  # noqa: PLR0917 - the commands' options
