@@ -10,12 +10,13 @@ PIP_COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --stri
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
-.PHONY: settings help demo up test check proto proto-check metrics compose-test bench chaos lock clean
+.PHONY: settings help demo up test test-slow check proto proto-check metrics compose-test bench chaos lock clean
 
 help:
 	@echo "make demo    see DualMap work, in one terminal"
 	@echo "make up      start every service here and keep them running"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests, a few minutes"
+	@echo "make test-slow  run those that take whole clusters through faults"
 	@echo "make check   lint, format, types, import rules, protos"
 	@echo "make proto   regenerate dualmap/v1 from protos/"
 	@echo "make metrics regenerate docs/metrics.md from the code"
@@ -48,7 +49,10 @@ up: $(STAMP)
 	@$(BIN)/dualmap up
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -7,7 +7,7 @@ import pytest
 from dualmap.cli.chaos_plan import Act, PlanOptions, plan_faults
 from dualmap.cli.chaos_run import ChaosOptions, run_seed
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SEED = 1
 FAULTS = 6

@@ -23,7 +23,7 @@ from dualmap.store.ring_store import PublishResult, RingStore
 from tests.e2e.conftest import Start
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 OPTIONS = LocalOptions(instances=2, ring_managers=2, rebalancers=2, environment={"DUALMAP_LEADER_LEASE_S": "1.0"})
 CALL_S = 1.0

@@ -135,6 +135,7 @@ async def _counted(cluster: LocalCluster, counter: str) -> dict[str, float]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 async def test_a_front_door_places_as_the_router_does_and_a_killed_router_costs_nothing(start: Start) -> None:
     """Less than 2 points apart in share per instance and in hit rate; a router killed halfway: no error, no fallback.
 

@@ -18,7 +18,7 @@ from dualmap.core.membership import InstanceState
 from tests.e2e.conftest import Start
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 LEASE_S = 1.0
 SHORT_LEASES = {"DUALMAP_LEASE__LEASE_S": f"{LEASE_S}", "DUALMAP_LEASE__TURN_S": "0.05"}

@@ -6,7 +6,7 @@ import pytest
 
 from dualmap.cli.bench_scaling import ScalingOptions, scale_live
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 async def test_a_pool_grows_and_shrinks_under_load_and_no_request_notices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ async def test_a_tls_url_is_checked_against_its_authority(tmp_path: Path) -> Non
         assert not await _answers(RedisOptions(f"redis://127.0.0.1:{port}/0"))
 
 
+@pytest.mark.slow
 async def test_a_client_follows_the_master_that_the_sentinels_name(tmp_path: Path) -> None:
     """The master dies, a sentinel promotes the replica: the same client writes on, with its password and database."""
     master, replica, sentinel = _free_port(), _free_port(), _free_port()

@@ -196,6 +196,7 @@ async def _move_between(agents: Sequence[AgentProcess], stop: asyncio.Event) -> 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 async def test_agents_killed_as_target_and_as_origin_lose_and_double_nothing() -> None:
     """2,000 requests, three processes, SIGKILL to one after the other: each id ends once, no two first tokens."""
     chance = random.Random(6)

@@ -78,6 +78,7 @@ def _megabytes(agent: AgentProcess) -> float:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 async def test_a_thousand_streams_at_once_end_without_error_and_leave_nothing() -> None:
     """Two rounds: every stream whole, up to half of them relayed, memory flat after the first."""
     connector = aiohttp.TCPConnector(limit=0)

@@ -234,6 +234,7 @@ async def test_an_emptied_redis_gets_its_ring_back(redis_url: str) -> None:
         assert stored.epoch >= found.ring_epoch
 
 
+@pytest.mark.slow
 async def test_nobody_is_removed_while_redis_and_agents_are_both_silent(redis_url: str) -> None:
     """Ten leases without Redis and without one renewal, then both return: all are still members."""
     lease = LeaseSettings(lease_s=0.6, turn_s=0.02)
