@@ -24,6 +24,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor, server_in
 from dualmap.rpc.health import AioHealthServicer, SyncHealthServicer
 from dualmap.rpc.interceptors import Handler, RpcMetrics, wrap_handlers
 from dualmap.rpc.traced_calls import traced
+from dualmap.rpc.written_streams import WrittenStreams
 from dualmap.runtime.health import Health
 from dualmap.runtime.lifetime import StartError
 from dualmap.runtime.settings import ServerSettings
@@ -57,9 +58,9 @@ class AioServer:
         self._settings = settings
         self._health = parts.health
         self._metrics = parts.metrics
-        interceptors = []
+        interceptors: list[grpc.aio.ServerInterceptor] = []
         if parts.telemetry.enabled:
-            interceptors.append(aio_server_interceptor(parts.telemetry.provider, traced))
+            interceptors += [WrittenStreams(), aio_server_interceptor(parts.telemetry.provider, traced)]
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=server_options(settings),

@@ -13,17 +13,17 @@ from dualmap.core import errors
 from dualmap.rpc.interceptors import RpcMetrics
 from dualmap.rpc.server import ServerParts
 from dualmap.runtime.health import Health
-from dualmap.runtime.telemetry import start_telemetry
+from dualmap.runtime.telemetry import Telemetry, start_telemetry
 from dualmap.v1 import router_pb2, router_pb2_grpc
 
 
 class Parts:
     """A server's parts, with the registry in reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
         self.registry = CollectorRegistry()
         self.health = Health()
-        self.parts = ServerParts(self.health, RpcMetrics(self.registry), start_telemetry("test", {}))
+        self.parts = ServerParts(self.health, RpcMetrics(self.registry), telemetry or start_telemetry("test", {}))
 
     def handled(self, method: str, code: str) -> float:
         labels = {"method": f"/dualmap.v1.Router/{method}", "code": code}
