@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Any, TextIO
 
+import stamina.instrumentation
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
@@ -52,6 +53,8 @@ def setup_logs(settings: LogSettings, service: str, stream: TextIO | None = None
     root.handlers[:] = [handler]
     # A library's INFO is about itself; ours is about the cluster.
     root.setLevel(max(level, logging.WARNING))
+    # It would warn at each try with the call's arguments; who retries logs it.
+    stamina.instrumentation.set_on_retry_hooks(())
 
 
 def get_log(part: str) -> Log:

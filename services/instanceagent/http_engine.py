@@ -146,6 +146,8 @@ class HttpEngine:
             on=EngineCallFailed, attempts=None, timeout=options.start_timeout_s, wait_initial=0.1, wait_max=5.0
         )
         async for attempt in attempts:
+            if attempt.num == 2:
+                _log.info("engine_awaited", timeout_s=options.start_timeout_s)
             with attempt:
                 if not self._served_model:
                     self._served_model = await self._first_model()

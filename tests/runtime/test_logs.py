@@ -8,6 +8,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import stamina
+import stamina.instrumentation
 import structlog
 
 from dualmap.runtime.logs import get_log, setup_logs
@@ -23,6 +25,7 @@ def restored() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
+    stamina.instrumentation.set_on_retry_hooks(None)
 
 
 @pytest.mark.usefixtures("restored")
@@ -59,6 +62,20 @@ def test_a_library_writes_the_same_form() -> None:
     (line,) = out.getvalue().splitlines()
     entry = json.loads(line)
     assert (entry["event"], entry["part"], entry["level"]) == ("odd thing", "grpc", "warning")
+
+
+@pytest.mark.usefixtures("restored")
+def test_retries_are_logged_by_those_who_retry() -> None:
+    """The library would warn at each, with the call's arguments."""
+    out = io.StringIO()
+    setup_logs(LogSettings(), "router", out)
+
+    for attempt in stamina.retry_context(on=ValueError, attempts=2, wait_initial=0.0, wait_jitter=0.0):
+        with attempt:
+            if attempt.num == 1:
+                raise ValueError("once")
+
+    assert not out.getvalue()
 
 
 @pytest.mark.usefixtures("restored")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from dualmap.core.blocks import ChainKind
 from dualmap.core.engine_model import EngineOptions
@@ -315,8 +316,10 @@ async def test_an_engine_that_never_answers_is_a_start_error() -> None:
     async with server:
         adapter = Adapter(server, start_timeout_s=0.3)
 
-    with pytest.raises(StartError, match="does not answer: not_connected"):
+    with capture_logs() as lines, pytest.raises(StartError, match="does not answer: not_connected"):
         await adapter.engine.start(adapter.listener)
+    ours = [(line["event"], line["log_level"]) for line in lines if line.get("part") == "http_engine"]
+    assert ours == [("engine_awaited", "info")], "once, however often it is tried"
 
 
 @pytest.mark.parametrize("wants_usage", [True, False])
