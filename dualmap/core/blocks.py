@@ -18,6 +18,8 @@ TOKEN_BYTES = 4
 """A token id is a little-endian uint32; of a text, four UTF-8 bytes are taken as one token."""
 
 _LENGTH = struct.Struct("<I")
+_put_hash = struct.Struct("<Q").pack_into
+_HASH_BYTES = 8
 _CALLER_BLOCK = struct.Struct("<QIQ")
 
 
@@ -95,11 +97,16 @@ def _chain(root: int, data: bytes, block_tokens: int) -> list[int]:
     _require_block(block_tokens)
     block_bytes = TOKEN_BYTES * block_tokens
     full_bytes = len(data) - len(data) % block_bytes
-    blocks = memoryview(data)
-    hashes = []
+    # The hash before a block goes over the end of the block before, which is hashed already: no copy a block.
+    chained = bytearray(_HASH_BYTES)
+    chained += data
+    blocks = memoryview(chained)
+    hashed_bytes = _HASH_BYTES + block_bytes
+    hashes: list[int] = []
     previous = root
     for start in range(0, full_bytes, block_bytes):
-        previous = xxh3_64_intdigest(previous.to_bytes(8, "little") + blocks[start : start + block_bytes])
+        _put_hash(chained, start, previous)
+        previous = xxh3_64_intdigest(blocks[start : start + hashed_bytes])
         hashes.append(previous)
     return hashes
 

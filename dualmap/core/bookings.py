@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from dualmap.core.state import EMPTY_WAITING, SLACK_BUCKETS, TicketsSeen
@@ -154,7 +155,9 @@ class Bookings:
         blocks = self._blocks
         if not blocks:
             return 0
-        position, chain = from_block, len(hashes)
-        while position < chain and hashes[position] in blocks:
-            position += 1
-        return position - from_block
+        count = 0
+        for block in islice(hashes, from_block, None):
+            if block not in blocks:
+                break
+            count += 1
+        return count

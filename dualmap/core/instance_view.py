@@ -13,6 +13,9 @@ from dualmap.core.kv_index import KvIndex
 from dualmap.core.membership import InstanceState, Member
 from dualmap.core.state import LoadReport, StateUpdate
 
+_ACTIVE = InstanceState.ACTIVE
+"""Here because an enum's member is looked up slowly, and this is asked several times a decision."""
+
 DEFAULT_BOOKING_TTL_MS = 2_000.0
 """A booking that no report covers within this time is dropped (design: bookings)."""
 
@@ -40,7 +43,7 @@ class InstanceView:
     def eligible(self) -> bool:
         """Whether new work may go there: reachable, ACTIVE, and not reported as stuck."""
         member = self.member
-        return self.reachable and member is not None and member.state is InstanceState.ACTIVE and not self.load.suspect
+        return self.reachable and member is not None and member.state is _ACTIVE and not self.load.suspect
 
     def age_ms(self, now_ms: float) -> float:
         """Age of the state in milliseconds; negative: never heard."""

@@ -31,6 +31,10 @@ _BEFORE = tuple(
 """By class and bucket of a request, the parts of a flat table that go before it under ``slo``."""
 
 
+_SLO = QueuePolicy.SLO
+"""Here because an enum's member is looked up slowly, and this is asked four times a decision."""
+
+
 def slack_bucket(slack_s: float, default_slo_s: float) -> int:
     """Bucket of a request with ``slack_s`` seconds left to its deadline; 0 when none is left."""
     if slack_s <= 0.0:
@@ -50,7 +54,7 @@ def priority_class(priority: int) -> int:
 
 def due_before(waiting_s: Sequence[float], policy: QueuePolicy, bucket: int, pclass: int) -> float:
     """Seconds of ``waiting_s`` (class x 8 + bucket) that go before a request of this bucket and class."""
-    if policy is not QueuePolicy.SLO:
+    if policy is not _SLO:
         return sum(waiting_s)
     total = 0.0
     for part in _BEFORE[pclass][bucket]:

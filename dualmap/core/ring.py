@@ -15,6 +15,9 @@ from xxhash import xxh64_intdigest
 from dualmap.core.errors import InvalidRequest
 from dualmap.core.membership import Member, RingParameters
 
+REMEMBERED_KEYS = 4_096
+"""Pairs kept by key, about 600 KB at most; a key beyond them costs two bisections again."""
+
 _SAMPLE_STEP = 0x9E37_79B9_7F4A_7C15
 
 
@@ -34,13 +37,14 @@ class _Points:
 class Ring:
     """Both rings of one pool over the members that own points."""
 
-    __slots__ = ("_first", "_second", "instance_ids", "parameters")
+    __slots__ = ("_first", "_nearest_pairs", "_second", "instance_ids", "parameters")
 
     def __init__(self, parameters: RingParameters, instance_ids: tuple[str, ...], first: _Points, second: _Points):
         self.parameters = parameters
         self.instance_ids = instance_ids
         self._first = first
         self._second = second
+        self._nearest_pairs: dict[int, tuple[str | None, str | None]] = {}
 
     @classmethod
     def build(cls, members: Iterable[Member], parameters: RingParameters) -> Ring:
@@ -66,6 +70,22 @@ class Ring:
 
         None stands where there is none. O(log points) and about one step more for each ineligible owner met.
         """
+        nearest = self._nearest_pairs.get(key)
+        if nearest is None:
+            nearest = self._remember(key)
+        first, second = nearest
+        if first is not None and second is not None and eligible(first) and eligible(second):
+            return nearest
+        return self._pair(key, eligible)
+
+    def _remember(self, key: int) -> tuple[str | None, str | None]:
+        """The pair were everyone eligible: the same keys come again and again, and a ring never changes."""
+        if len(self._nearest_pairs) >= REMEMBERED_KEYS:
+            self._nearest_pairs.clear()
+        pair = self._nearest_pairs[key] = self._pair(key, _everyone)
+        return pair
+
+    def _pair(self, key: int, eligible: Callable[[str], bool]) -> tuple[str | None, str | None]:
         raw = key.to_bytes(8, "little")
         first = self._nearest(self._first, raw, key, eligible, None)
         if first is None:
