@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+
+from dualmap.cli.addresses import CollectorsOption, RebalancersOption, RingManagersOption, RoutersOption
 
 ROOT = Path(__file__).parents[2]
 THEIRS = {"redis", "jaeger", "prometheus", "grafana"}
@@ -101,7 +103,11 @@ def test_every_setting_is_one_that_the_service_reads(file: str, monkeypatch: pyt
             continue
         checked += 1
         settings = importlib.import_module(f"{program}.settings").Settings
-        variables = {name: value for name, value in service["environment"].items() if name.startswith("DUALMAP_")}
+        variables = {
+            name: value
+            for name, value in service["environment"].items()
+            if name.startswith("DUALMAP_") and "__" in name
+        }
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, os.path.expandvars(value))
@@ -110,6 +116,23 @@ def test_every_setting_is_one_that_the_service_reads(file: str, monkeypatch: pyt
         assert [".".join(place) for place in places if not _has(read, place)] == []
 
     assert checked >= 1
+
+
+def test_a_command_in_a_container_finds_every_service(services: dict[str, Any]) -> None:
+    """`dualmap top` needs no option there: each address is a service's name and port."""
+    ports = {
+        alias: service["environment"]["DUALMAP_SERVER__PORT"]
+        for name, service in services.items()
+        if "DUALMAP_SERVER__PORT" in service.get("environment", {})
+        for alias in _names_of(name, service)
+    }
+    environment = services["router-1"]["environment"]
+
+    for option in (RoutersOption, CollectorsOption, RingManagersOption, RebalancersOption):
+        (variable,) = (extra.envvar for extra in get_args(option)[1:])
+        for address in environment[variable].split(","):
+            host, _, port = address.partition(":")
+            assert ports[host] == port, variable
 
 
 @pytest.mark.parametrize("files", OVERRIDES.values(), ids=OVERRIDES)
