@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -42,3 +44,21 @@ def addresses_of(text: str, option: str) -> tuple[str, ...]:
         if match is None or not 1 <= int(match["port"]) <= 65_535:
             raise CommandError(f"{option}: {address!r} is no address; give host:port, such as 127.0.0.1:7070")
     return found
+
+
+def ips_of(host: str) -> Sequence[str]:
+    """The IPv4 addresses that a name stands for; none where it is not known, which the call itself will say."""
+    try:
+        return socket.gethostbyname_ex(host)[2]
+    except (OSError, UnicodeError):
+        return ()
+
+
+def each_behind(addresses: Sequence[str], lookup: Callable[[str], Sequence[str]] = ips_of) -> tuple[str, ...]:
+    """The same, but a name of several processes (scaled containers) becomes the address of each; blocks on DNS."""
+    found: list[str] = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        ips = sorted(set(lookup(host))) if not host.startswith("[") else ()
+        found += [f"{ip}:{port}" for ip in ips] if len(ips) > 1 else [address]
+    return tuple(dict.fromkeys(found))

@@ -24,6 +24,7 @@ from dualmap.cli.addresses import (
     RoutersOption,
     TimeoutOption,
     addresses_of,
+    each_behind,
 )
 from dualmap.cli.failures import CommandError, failing_plainly, plain
 from dualmap.cli.top_frame import SHOWN_EVENTS, WIDE_COLUMNS, Room, frame
@@ -54,10 +55,10 @@ def top(
     """Show instances, routers, leaders, ring changes and migrations; Ctrl-C ends it."""
     with failing_plainly():
         places = Places(
-            addresses_of(routers, "--routers"),
-            addresses_of(collectors, "--collectors"),
-            addresses_of(ring_managers, "--ring-managers"),
-            addresses_of(rebalancers, "--rebalancers"),
+            each_behind(addresses_of(routers, "--routers")),
+            each_behind(addresses_of(collectors, "--collectors")),
+            each_behind(addresses_of(ring_managers, "--ring-managers")),
+            each_behind(addresses_of(rebalancers, "--rebalancers")),
             pool,
         )
         console = Console()
