@@ -15,7 +15,7 @@ from dualmap.core.blocks import Chain
 from dualmap.core.errors import NoInstance, Overloaded
 from dualmap.core.instance_view import InstanceView
 from dualmap.core.keys import SplitTable, key_of, request_key
-from dualmap.core.load import drain_s, priority_class, slack_bucket, work_due_before
+from dualmap.core.load import drain_s, priority_class, slack_bucket
 from dualmap.core.membership import RingParameters
 from dualmap.core.ring import Ring
 
@@ -160,13 +160,11 @@ class _Looks:
         indexed, hit = view.hit_tokens(chain)
         prompt = chain.prompt_tokens
         miss = prompt - hit if hit < prompt else 0
-        bookings = view.bookings
-        booked_s = bookings.booked_s
-        booked = bookings.waiting_s if booked_s else None
-        due = load.rest_s + work_due_before(load, booked, self._bucket, self._pclass)
+        due = load.rest_s + view.work_due_s(self._bucket, self._pclass)
         prefill_s = load.cost.seconds(miss, prompt)
         heard = view.heard_at_ms
         age = -1.0 if heard is None else self._now_ms - heard
+        booked_s = view.bookings.booked_s
         self.found.append(
             Candidate(
                 instance_id, role, indexed, hit, miss, due, booked_s, prefill_s, due + prefill_s, age, load.admitting

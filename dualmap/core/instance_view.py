@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dualmap.core.blocks import Chain
 from dualmap.core.bookings import Bookings
 from dualmap.core.kv_index import KvIndex
+from dualmap.core.load import parts_before, work_due_before
 from dualmap.core.membership import InstanceState, Member
 from dualmap.core.state import LoadReport, StateUpdate
 
@@ -38,6 +39,8 @@ class InstanceView:
     booking_ttl_ms: float = DEFAULT_BOOKING_TTL_MS
     diverged: int = 0
     """Times the index differed from the digest of an update at the same version."""
+    _due_load: LoadReport | None = None
+    _due_s: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def eligible(self) -> bool:
@@ -48,6 +51,28 @@ class InstanceView:
     def age_ms(self, now_ms: float) -> float:
         """Age of the state in milliseconds; negative: never heard."""
         return -1.0 if self.heard_at_ms is None else max(0.0, now_ms - self.heard_at_ms)
+
+    def work_due_s(self, bucket: int, pclass: int) -> float:
+        """Waiting work, reported and booked, that goes before a request of this slack bucket and class: seconds.
+
+        As ``load.work_due_before``, but the report's share is summed once a report instead of once a look.
+        """
+        load = self.load
+        if self._due_load is not load:
+            self._due_load = load
+            self._due_s = {}
+        place = (bucket, pclass)
+        due = self._due_s.get(place)
+        if due is None:
+            due = self._due_s[place] = work_due_before(load, None, bucket, pclass)
+        bookings = self.bookings
+        if bookings.booked_s:
+            booked = bookings.waiting_s
+            booked_due = 0.0
+            for part in parts_before(load.queue_policy, bucket, pclass):
+                booked_due += sum(booked[part])
+            due += booked_due
+        return due
 
     def hit_tokens(self, chain: Chain) -> tuple[int, int]:
         """Prompt tokens of the leading run held by the index, and with what was sent here counted as held."""

@@ -1,5 +1,7 @@
 """Blocks that one instance holds and in which tier, packed (10 bytes a block), with a digest of the whole.
 
+A small directory by the first bits of a hash narrows a bisection from the whole index to some ten blocks.
+
 It knows nothing of engines, events or versions: an agent fills it, every view repeats it.
 """
 
@@ -27,6 +29,8 @@ _CHANGE_DTYPE = np.dtype([("hash", "<u8"), ("tier", "u1")])
 _MERGE_FROM = 64
 """Changes in a batch from which one merge (about 8 ns a held block) beats single inserts."""
 
+_ONE = np.uint32(1)
+
 _MAX_TIER = int(max(Tier))
 
 U64Array = npt.NDArray[np.uint64]
@@ -49,12 +53,13 @@ def mix64(block_hash: int, tier: int) -> int:
 class KvIndex:
     """Sorted hashes and, beside them, tiers. A look-up is one bisection; a single change moves memory once."""
 
-    __slots__ = ("_digest", "_hashes", "_tiers")
+    __slots__ = ("_counts", "_digest", "_hashes", "_high", "_low", "_shift", "_starts", "_tiers")
 
     def __init__(self) -> None:
         self._hashes = array("Q")
         self._tiers = bytearray()
         self._digest = 0
+        self._direct()
 
     @property
     def digest(self) -> int:
@@ -64,7 +69,7 @@ class KvIndex:
     @property
     def nbytes(self) -> int:
         """Bytes held, with what growth allocated in advance."""
-        return sys.getsizeof(self._hashes) + sys.getsizeof(self._tiers)
+        return sys.getsizeof(self._hashes) + sys.getsizeof(self._tiers) + sys.getsizeof(self._starts)
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -139,10 +144,12 @@ class KvIndex:
                 if position == size or held[position] != block:
                     return number
             return chain
+        starts, shift = self._starts, self._shift
         low, probe, high = 0, 0, chain  # blocks before `low` are held, none from `high` on
         while low < high:
             block = hashes[probe]
-            position = bisect_left(held, block)
+            top = block >> shift
+            position = bisect_left(held, block, starts[top], starts[top + 1])
             if position < size and held[position] == block:
                 low = probe + 1
             else:
@@ -168,9 +175,15 @@ class KvIndex:
             else:
                 del hashes[position]
                 del tiers[position]
+                self._counts[(block_hash >> self._shift) + 1 :] -= _ONE
+                if len(hashes) < self._low:
+                    self._direct()
         elif tier:
             hashes.insert(position, block_hash)
             tiers.insert(position, tier)
+            self._counts[(block_hash >> self._shift) + 1 :] += _ONE
+            if len(hashes) > self._high:
+                self._direct()
         if tier:
             self._digest += mix64(block_hash, tier)
         self._digest &= _MASK
@@ -202,6 +215,21 @@ class KvIndex:
         packed.frombytes(hashes.astype(np.uint64, copy=False).tobytes())
         self._hashes = packed
         self._tiers = bytearray(tiers.tobytes())
+        self._direct()
+
+    def _direct(self) -> None:
+        """Make the directory anew: where the blocks of each leading bit pattern start, 8 to 16 blocks a pattern."""
+        size = len(self._hashes)
+        bits = max(0, size.bit_length() - 4)
+        self._shift = 64 - bits
+        firsts = np.array([0], np.uint64)
+        if bits:
+            firsts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(self._shift)
+        starts = np.searchsorted(np.asarray(self._hashes), firsts).astype(np.uint32)
+        self._starts = array("I", starts.tobytes())
+        self._starts.append(size)
+        self._counts: npt.NDArray[np.uint32] = np.frombuffer(self._starts, np.uint32)
+        self._low, self._high = size // 4, 2 * size + 16
 
 
 def _mix_sum(hashes: U64Array, tiers: U8Array) -> int:

@@ -30,6 +30,8 @@ _BEFORE = tuple(
 )
 """By class and bucket of a request, the parts of a flat table that go before it under ``slo``."""
 
+_EVERYTHING = (slice(None),)
+
 
 _SLO = QueuePolicy.SLO
 """Here because an enum's member is looked up slowly, and this is asked four times a decision."""
@@ -54,12 +56,15 @@ def priority_class(priority: int) -> int:
 
 def due_before(waiting_s: Sequence[float], policy: QueuePolicy, bucket: int, pclass: int) -> float:
     """Seconds of ``waiting_s`` (class x 8 + bucket) that go before a request of this bucket and class."""
-    if policy is not _SLO:
-        return sum(waiting_s)
     total = 0.0
-    for part in _BEFORE[pclass][bucket]:
+    for part in parts_before(policy, bucket, pclass):
         total += sum(waiting_s[part])
     return total
+
+
+def parts_before(policy: QueuePolicy, bucket: int, pclass: int) -> tuple[slice, ...]:
+    """The parts of a flat table of waiting seconds that go before a request of this bucket and class."""
+    return _BEFORE[pclass][bucket] if policy is _SLO else _EVERYTHING
 
 
 def work_due_before(load: LoadReport, booked: Sequence[float] | None, bucket: int, pclass: int) -> float:

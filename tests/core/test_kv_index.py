@@ -161,3 +161,23 @@ def test_a_block_costs_at_most_sixteen_bytes_after_growth(batch: int) -> None:
             worst = max(worst, index.nbytes / len(index))
 
     assert worst <= 16.0
+
+
+def test_look_ups_stay_right_while_an_index_grows_and_shrinks_block_by_block() -> None:
+    """The directory follows every single change: what is held is found, what is gone or never came is not."""
+    draw = random.Random(3)
+    index, held = KvIndex(), list[int]()
+    for number in range(3_000):
+        held.append(draw.getrandbits(64))
+        index.set(held[-1], 1)
+        if number % 97 == 0:
+            assert index.leading_blocks([*held, draw.getrandbits(64)]) == len(held)
+            assert index.leading_blocks([draw.getrandbits(64)]) == 0
+    draw.shuffle(held)
+    while held:
+        gone = held.pop()
+        index.discard(gone)
+        if len(held) % 97 == 0:
+            assert index.leading_blocks([*held, gone]) == len(held)
+            assert index.leading_blocks([gone]) == 0
+    assert len(index) == 0
