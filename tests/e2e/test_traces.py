@@ -116,6 +116,7 @@ async def moved_ones(cluster: LocalCluster, collector: Collector) -> list[list[S
     return [trace for trace, end in zip(traces, done, strict=True) if end.handovers]
 
 
+@pytest.mark.slow
 async def test_every_way_in_is_one_joined_trace(start: Start, collector: Collector) -> None:
     """Route and Submit, a migration with both agents and the round, the front door, the command: each one trace."""
     options = LocalOptions(instances=2, engine_faults=True, environment=ONE_AT_A_TIME)
@@ -170,6 +171,7 @@ def _shows_the_move(trace: list[Seen], collector: Collector) -> None:
     assert any(link in rounds for span in hand_overs for link in span.links)
 
 
+@pytest.mark.slow
 async def test_what_the_caller_does_not_sample_nobody_records(
     start: Start, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

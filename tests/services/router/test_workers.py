@@ -16,9 +16,12 @@ from typing import Any
 
 import grpc
 import psutil
+import pytest
 
 from dualmap.rpc.clients import channel_options
 from dualmap.v1 import router_pb2, router_pb2_grpc
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parents[3]
 
