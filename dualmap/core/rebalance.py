@@ -13,7 +13,7 @@ from enum import StrEnum
 from dualmap.core.blocks import Chain
 from dualmap.core.choose import RingPicture
 from dualmap.core.instance_view import InstanceView
-from dualmap.core.load import priority_class, slack_bucket, work_due_before
+from dualmap.core.load import priority_class, slack_bucket
 
 
 class Cause(StrEnum):
@@ -22,6 +22,10 @@ class Cause(StrEnum):
     OVERLOAD = "overload"
     STALLED = "stalled"
     SUSPECT = "suspect"
+
+
+_OVERLOAD = Cause.OVERLOAD
+"""Here because an enum's member is looked up slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,13 @@ class _Source:
     costs: list[float]
     finish: list[float]
     left: list[float]
+    deadline_s: list[float]
+    places: list[tuple[int, int]]
+    """Slack bucket and priority class of each."""
     by_key: dict[int, list[int]]
     gone: set[int] = field(default_factory=set)
+    companies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """Positions by depth and hash of the first block that they would fill together."""
 
     def leave(self, position: int) -> None:
         self.gone.add(position)
@@ -102,6 +111,8 @@ class _Source:
 
     def stay_s(self, position: int) -> float:
         """Predicted time to first token of the item if it stays, with what has left before it gone."""
+        if not self.gone:
+            return self.finish[position]
         freed = 0.0
         index = position
         while index > 0:
@@ -116,9 +127,47 @@ class _Wish:
 
     source: _Source
     positions: list[int]
-    target: str
+    target: _Target
     costs: list[float]
     gain_s: float
+
+
+class _Target:
+    """One instance that may be given work: what it has before a request, and all that this round gave it."""
+
+    __slots__ = ("_due_s", "_held", "cost", "given_s", "instance_id", "view")
+
+    def __init__(self, view: InstanceView) -> None:
+        self.instance_id = view.instance_id
+        self.view = view
+        self.cost = view.load.cost
+        self.given_s = 0.0
+        self._due_s: dict[tuple[int, int], float] = {}
+        self._held: dict[int, int] = {}
+
+    def ahead_s(self, place: tuple[int, int]) -> float:
+        """Work before a request of this slack bucket and class: reported, booked, and all that this round gave.
+
+        Given work counts whatever its deadline: two moved in one round must not each count on going first.
+        """
+        due = self._due_s.get(place)
+        if due is None:
+            due = self._due_s[place] = self.view.load.rest_s + self.view.work_due_s(*place)
+        return due + self.given_s
+
+    def held_blocks(self, item: QueueItem) -> int:
+        """Leading blocks of the item that the target holds or was promised; looked up once a round."""
+        held = self._held.get(id(item))
+        if held is None:
+            chain = item.chain
+            held = self._held[id(item)] = self.view.hit_tokens(chain)[1] // chain.block_tokens
+        return held
+
+    def cost_s(self, item: QueueItem, held_blocks: int) -> float:
+        """Prefill of the item there."""
+        chain = item.chain
+        prompt = chain.prompt_tokens
+        return self.cost.seconds(max(0, prompt - held_blocks * chain.block_tokens), prompt)
 
 
 class _Round:
@@ -137,58 +186,20 @@ class _Round:
         self.closed = closed
         self.refused: set[tuple[str, str, int]] = set()
         """Groups that do not fit a target; what the round gives out only makes it worse, so nobody asks again."""
-        self._given: dict[str, float] = {}
-        self._due: dict[tuple[str, int, int], float] = {}
-        self._open: dict[str, bool] = {}
-        self._targets: dict[tuple[int, tuple[str, ...], str], tuple[str, ...]] = {}
-        self._held: dict[tuple[str, int], int] = {}
+        self._known: dict[str, _Target | None] = {}
+        self._targets: dict[tuple[int, tuple[str, ...], str], tuple[_Target, ...]] = {}
 
-    def open(self, instance_id: str) -> bool:
-        known = self._open.get(instance_id)
-        if known is None:
+    def open(self, instance_id: str) -> _Target | None:
+        """The instance when work may be given to it, else None."""
+        try:
+            return self._known[instance_id]
+        except KeyError:
             view = self.views.get(instance_id)
-            known = view is not None and view.eligible and view.load.admitting and instance_id not in self.closed
-            self._open[instance_id] = known
-        return known
+            admits = view is not None and view.eligible and view.load.admitting and instance_id not in self.closed
+            target = self._known[instance_id] = _Target(view) if view is not None and admits else None
+            return target
 
-    def held_blocks(self, target: str, item: QueueItem) -> int:
-        """Leading blocks of the item that the target holds or was promised; looked up once a round."""
-        place = (target, id(item))
-        held = self._held.get(place)
-        if held is None:
-            held = self.views[target].hit_tokens(item.chain)[1] // item.chain.block_tokens
-            self._held[place] = held
-        return held
-
-    def cost_s(self, target: str, item: QueueItem, held_blocks: int) -> float:
-        prompt = item.chain.prompt_tokens
-        miss = max(0, prompt - held_blocks * item.chain.block_tokens)
-        return self.views[target].load.cost.seconds(miss, prompt)
-
-    def ahead_s(self, target: str, item: QueueItem) -> float:
-        """Work before the item at the target: reported, booked, and all that this round gave it.
-
-        Given work counts whatever its deadline: two moved in one round must not each count on going first.
-        """
-        bucket = slack_bucket(item.deadline_ms / 1_000, self.picture.default_slo_s)
-        place = (target, bucket, priority_class(item.priority))
-        due = self._due.get(place)
-        if due is None:
-            view = self.views[target]
-            booked = view.bookings.waiting_s if len(view.bookings) else None
-            due = view.load.rest_s + work_due_before(view.load, booked, place[1], place[2])
-            self._due[place] = due
-        return due + self._given.get(target, 0.0)
-
-    def hopeless(self, target: str, item: QueueItem) -> bool:
-        """Whether the item would be late there if all of it were cached: no need to count its hits."""
-        least = self.views[target].load.cost.a_s + self.options.handover_s
-        return self.ahead_s(target, item) + least > item.deadline_ms / 1_000
-
-    def give(self, target: str, cost_s: float) -> None:
-        self._given[target] = self._given.get(target, 0.0) + cost_s
-
-    def targets(self, item: QueueItem, source: str) -> tuple[str, ...]:
+    def targets(self, item: QueueItem, source: str) -> tuple[_Target, ...]:
         """The rest of its pair, then the next hash candidates; distinct, open. Many share a prefix: kept for them."""
         place = (item.key, item.candidates, source)
         targets = self._targets.get(place)
@@ -196,25 +207,27 @@ class _Round:
             targets = self._targets[place] = tuple(self._find_targets(item, source))
         return targets
 
-    def _find_targets(self, item: QueueItem, source: str) -> Iterator[str]:
+    def _find_targets(self, item: QueueItem, source: str) -> Iterator[_Target]:
         seen = {source}
         for instance_id in item.candidates:
-            if instance_id not in seen and self.open(instance_id):
+            if instance_id not in seen and (target := self.open(instance_id)) is not None:
                 seen.add(instance_id)
-                yield instance_id
+                yield target
         left = self.options.further_looks
         for ring_no in (2, 1):
             for instance_id in self.picture.ring.walk(ring_no, item.key):
                 if left <= 0:
                     return
-                if instance_id not in seen and self.open(instance_id):
+                if instance_id not in seen and (target := self.open(instance_id)) is not None:
                     seen.add(instance_id)
                     left -= 1
-                    yield instance_id
+                    yield target
                     break
 
 
-def _source(picture: QueuePicture, views: Mapping[str, InstanceView], options: RebalanceOptions) -> _Source | None:
+def _source(
+    picture: QueuePicture, views: Mapping[str, InstanceView], options: RebalanceOptions, default_slo_s: float
+) -> _Source | None:
     view = views.get(picture.instance_id)
     if view is None:
         return None
@@ -231,10 +244,15 @@ def _source(picture: QueuePicture, views: Mapping[str, InstanceView], options: R
         at += cost
         costs.append(cost)
         finish.append(at)
+    deadline_s = [item.deadline_ms / 1_000 for item in picture.items]
+    places = [
+        (slack_bucket(left_s, default_slo_s), priority_class(item.priority))
+        for left_s, item in zip(deadline_s, picture.items, strict=True)
+    ]
     by_key: dict[int, list[int]] = {}
     for position, item in enumerate(picture.items):
         by_key.setdefault(item.key, []).append(position)
-    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1), by_key)
+    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1), deadline_s, places, by_key)
 
 
 def _movable(item: QueueItem, options: RebalanceOptions) -> bool:
@@ -246,7 +264,7 @@ def _in_need(source: _Source, position: int, options: RebalanceOptions) -> bool:
     item = source.picture.items[position]
     if position in source.gone or not _movable(item, options):
         return False
-    return source.cause is not Cause.OVERLOAD or source.stay_s(position) > item.deadline_ms / 1_000
+    return source.cause is not _OVERLOAD or source.stay_s(position) > source.deadline_s[position]
 
 
 def _company(source: _Source, position: int, held: int) -> list[int]:
@@ -256,42 +274,47 @@ def _company(source: _Source, position: int, held: int) -> list[int]:
     if held >= len(hashes):
         return [position]
     first_cold = hashes[held]
-    items = source.picture.items
-    return [
-        other
-        for other in source.by_key[item.key]
-        if len(items[other].chain.hashes) > held and items[other].chain.hashes[held] == first_cold
-    ]
+    company = source.companies.get((held, first_cold))
+    if company is None:
+        items = source.picture.items
+        company = source.companies[held, first_cold] = [
+            other
+            for other in source.by_key[item.key]
+            if len(items[other].chain.hashes) > held and items[other].chain.hashes[held] == first_cold
+        ]
+    return company
 
 
-def _group_costs(rnd: _Round, source: _Source, positions: Sequence[int], target: str) -> list[float]:
+def _group_costs(source: _Source, positions: Sequence[int], target: _Target) -> list[float]:
     """Cost of each at the target when they go in order: the first fills the shared prefix for those behind it."""
     filled: set[int] = set()
     costs: list[float] = []
     for position in positions:
         item = source.picture.items[position]
         hashes = item.chain.hashes
-        held = rnd.held_blocks(target, item)
+        held = target.held_blocks(item)
         while held < len(hashes) and hashes[held] in filled:
             held += 1
         filled.update(hashes[held:])
-        costs.append(rnd.cost_s(target, item, held))
+        costs.append(target.cost_s(item, held))
     return costs
 
 
-def _fits(rnd: _Round, source: _Source, positions: Sequence[int], target: str, costs: Sequence[float]) -> float | None:
+def _fits(
+    source: _Source, positions: Sequence[int], target: _Target, costs: Sequence[float], options: RebalanceOptions
+) -> float | None:
     """Sum of the gains when all of them go to the target; None when one in need would not meet its deadline there."""
     gain = 0.0
-    before = rnd.options.handover_s
+    before = options.handover_s
+    items = source.picture.items
     for position, cost in zip(positions, costs, strict=True):
-        item = source.picture.items[position]
-        if not _movable(item, rnd.options) or position in source.gone:
+        if position in source.gone or not _movable(items[position], options):
             return None
-        there = rnd.ahead_s(target, item) + before + cost
+        there = target.ahead_s(source.places[position]) + before + cost
+        late = there > source.deadline_s[position]
+        if late and source.cause is _OVERLOAD:
+            return None
         stay = source.stay_s(position)
-        late = there > item.deadline_ms / 1_000
-        if late and source.cause is Cause.OVERLOAD:
-            return None
         if late and there >= stay:
             return None
         gain += stay - there
@@ -302,21 +325,22 @@ def _fits(rnd: _Round, source: _Source, positions: Sequence[int], target: str, c
 def _wish(rnd: _Round, source: _Source, position: int) -> _Wish | None:
     """The first target in hash order that does; inside the pair before outside it."""
     item = source.picture.items[position]
-    for target in rnd.targets(item, source.picture.instance_id):
-        if source.cause is Cause.OVERLOAD and rnd.hopeless(target, item):
+    overloaded = source.cause is _OVERLOAD
+    source_id, hashes = source.picture.instance_id, item.chain.hashes
+    place, deadline_s, handover_s = source.places[position], source.deadline_s[position], rnd.options.handover_s
+    for target in rnd.targets(item, source_id):
+        # Late there even if all of it were cached: no need to count its hits.
+        if overloaded and target.ahead_s(place) + (target.cost.a_s + handover_s) > deadline_s:
             continue
-        held = rnd.held_blocks(target, item)
+        held = target.held_blocks(item)
         positions = [position]
-        group = (source.picture.instance_id, target, item.chain.hashes[held] if held < item.chain.blocks else 0)
-        if source.cause is Cause.OVERLOAD:
+        group = (source_id, target.instance_id, hashes[held] if held < len(hashes) else 0)
+        if overloaded:
             if group in rnd.refused:
                 continue
             positions = _company(source, position, held)
-        if len(positions) == 1:
-            costs = [rnd.cost_s(target, item, held)]
-        else:
-            costs = _group_costs(rnd, source, positions, target)
-        gain = _fits(rnd, source, positions, target, costs)
+        costs = [target.cost_s(item, held)] if len(positions) == 1 else _group_costs(source, positions, target)
+        gain = _fits(source, positions, target, costs, rnd.options)
         if gain is not None:
             return _Wish(source, positions, target, costs, gain)
         if len(positions) > 1:
@@ -343,15 +367,17 @@ def _grant(rnd: _Round, wish: _Wish) -> list[Move]:
     source = wish.source
     if not any(_in_need(source, position, rnd.options) for position in wish.positions):
         return []
-    if _fits(rnd, source, wish.positions, wish.target, wish.costs) is None:
+    target, options = wish.target, rnd.options
+    if _fits(source, wish.positions, target, wish.costs, options) is None:
         return []
     moves: list[Move] = []
     for position, cost in zip(wish.positions, wish.costs, strict=True):
         item = source.picture.items[position]
-        there = rnd.ahead_s(wish.target, item) + rnd.options.handover_s + cost
+        there = target.ahead_s(source.places[position]) + options.handover_s + cost
         gain = source.stay_s(position) - there
-        moves.append(Move(item.request_id, item.attempt, source.picture.instance_id, wish.target, gain, source.cause))
-        rnd.give(wish.target, cost)
+        name = source.picture.instance_id
+        moves.append(Move(item.request_id, item.attempt, name, target.instance_id, gain, source.cause))
+        target.given_s += cost
     for position in wish.positions:
         source.leave(position)
     return moves
@@ -365,7 +391,8 @@ def plan(
     now_ms: float,  # noqa: ARG001 - part of the interface; ages and deadlines already come relative to now
 ) -> list[Move]:
     """Plan a round (design: rebalancer): the largest gain first, each granted against one ledger. O(q log q)."""
-    built = [source for source in (_source(queue, views, options) for queue in sources) if source is not None]
+    read = (_source(queue, views, options, picture.default_slo_s) for queue in sources)
+    built = [source for source in read if source is not None]
     closed = {source.picture.instance_id for source in built if source.cause is not Cause.OVERLOAD}
     rnd = _Round(views, picture, options, closed)
     wishes = _wishes(rnd, built)
