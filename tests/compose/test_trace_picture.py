@@ -51,7 +51,7 @@ def test_rows_are_nested_and_named_for_who_did_them(lines: list[str]) -> None:
         (3, "prefill", "b/0"),
         (3, "decode", "b/0"),
     ]
-    assert (rows[0].start_ms, rows[0].end_ms, rows[0].facts) == (0.0, 90.0, "TTFT 70 ms")
+    assert (rows[0].start_ms, rows[0].end_ms, rows[0].facts) == (0.0, 90.0, ("TTFT 70 ms",))
     assert [row.start_ms for row in rows if row.is_linked] == [-5.0]
 
 

@@ -21,8 +21,8 @@ COLOURS = {"client": "#57606a", "router": "#8250df", "rebalancer": "#bf3989"}
 AGENT_COLOURS = ("#0969da", "#bc4c00", "#1a7f37")
 _SHOWN = (
     ("dualmap.reason", "{}"),
-    ("dualmap.predicted_ttft_ms", "predicted TTFT {:.0f} ms"),
     ("dualmap.ttft_ms", "TTFT {:.0f} ms"),
+    ("dualmap.predicted_ttft_ms", "predicted TTFT {:.0f} ms"),
     ("dualmap.state_age_ms", "state age {:.0f} ms"),
     ("dualmap.hit_tokens", "hit {} tokens"),
     ("dualmap.miss_tokens", "miss {} tokens"),
@@ -42,7 +42,7 @@ class Row:
     who: str
     start_ms: float
     end_ms: float
-    facts: str
+    facts: tuple[str, ...]
     is_linked: bool = False
 
 
@@ -102,8 +102,8 @@ def _who(span: Span, children: Sequence[Span], by_id: dict[str, Span]) -> str:
     return str(own or next((child["attributes"].get("dualmap.instance", service) for child in children), service))
 
 
-def _facts(attributes: dict[str, Any], shown: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(form.format(attributes[key]) for key, form in shown if key in attributes)
+def _facts(attributes: dict[str, Any], shown: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(form.format(attributes[key]) for key, form in shown if key in attributes)
 
 
 def svg(rows: Sequence[Row]) -> str:
@@ -151,16 +151,25 @@ def _bar(row: Row, y: float, scale: float, colour: str) -> Iterator[str]:
     width = max(end - start, 2.0)
     name = f"↗ link: {row.name}" if row.is_linked else row.name
     style = f'fill="#ffffff" stroke="{colour}" stroke-dasharray="3 2"' if row.is_linked else f'fill="{colour}"'
-    text = f"{row.end_ms - row.start_ms:.1f} ms" + (f"; {row.facts}" if row.facts else "")
     yield f'<text x="{12 + 14 * row.depth}" y="{y + 16}" fill="#1f2328">{escape(name)}</text>'
     yield f'<rect x="{start:.1f}" y="{y + 4}" width="{width:.1f}" height="16" rx="2" {style}/>'
-    room = 6.2 * len(text) + 12
-    if width > room and not row.is_linked:
-        yield f'<text x="{start + 6:.1f}" y="{y + 16}" fill="#ffffff">{escape(text)}</text>'
-    elif start + width + room < WIDTH:
-        yield f'<text x="{start + width + 6:.1f}" y="{y + 16}" fill="#1f2328">{escape(text)}</text>'
-    else:
-        yield f'<text x="{start - 6:.1f}" y="{y + 16}" text-anchor="end" fill="#1f2328">{escape(text)}</text>'
+    inside = 0 if row.is_linked else width
+    text = _fitting(row, max(inside, WIDTH - start - width))
+    is_inside = _room(text) <= inside
+    x, fill = (start + 6, "#ffffff") if is_inside else (start + width + 6, "#1f2328")
+    yield f'<text x="{x:.1f}" y="{y + 16}" fill="{fill}">{escape(text)}</text>'
+
+
+def _fitting(row: Row, room: float) -> str:
+    """The duration and as many facts as there is room for."""
+    facts = [f"{row.end_ms - row.start_ms:.1f} ms", *row.facts]
+    while len(facts) > 1 and _room(", ".join(facts)) > room:
+        facts.pop()
+    return ", ".join(facts)
+
+
+def _room(text: str) -> float:
+    return 6.2 * len(text) + 12
 
 
 def main(arguments: Sequence[str]) -> int:
