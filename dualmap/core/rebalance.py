@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from dualmap.core.blocks import Chain
 from dualmap.core.choose import RingPicture
@@ -73,8 +74,7 @@ class QueuePicture:
     suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One move. ``gain_s``: predicted time to first token if it stays, minus there."""
 
     request_id: str
@@ -239,8 +239,9 @@ def _source(
     at = picture.rest_s + (options.stall_s if cause is not Cause.OVERLOAD else 0.0)
     costs: list[float] = []
     finish: list[float] = []
+    seconds = view.load.cost.seconds
     for item in picture.items:
-        cost = view.load.cost.seconds(item.miss_tokens, item.chain.prompt_tokens)
+        cost = seconds(item.miss_tokens, item.chain.prompt_tokens)
         at += cost
         costs.append(cost)
         finish.append(at)

@@ -97,14 +97,17 @@ class Ring:
         points = self._first if ring_no == 1 else self._second
         owners = points.owners
         position = points.start(key)
+        ids, size = self.instance_ids, len(owners)
+        left = len(ids)
         seen: set[int] = set()
-        while len(seen) < len(self.instance_ids):
-            if position >= len(owners):
+        while left:
+            if position >= size:
                 position = 0
             owner = owners[position]
             if owner not in seen:
                 seen.add(owner)
-                yield self.instance_ids[owner]
+                left -= 1
+                yield ids[owner]
             position += 1
 
     def _nearest(
