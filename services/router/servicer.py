@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from dualmap.core.errors import InvalidRequest, Overloaded, Unavailable
+from dualmap.core.errors import DualMapError, InvalidRequest, Overloaded, Unavailable
 from dualmap.rpc.convert_explain import explanation, view_message
 from dualmap.rpc.convert_route import RouteCall, RouteRules, digest_of, identity_of, read_route, route_call
 from dualmap.rpc.convert_route import streamed_route as request_of
@@ -23,7 +23,7 @@ from dualmap.rpc.wire import sub_message
 from dualmap.v1 import router_pb2
 from services.router.decider import Decider
 from services.router.metrics import RouterMetrics
-from services.router.spans import RouteSpans, describe, traceparent_of
+from services.router.spans import RouteSpans, failed, routed, traceparent_of
 from services.router.worker_pool import WorkerPool
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
@@ -111,11 +111,18 @@ class RouterServicer:
         return response
 
     def _traced_route(self, raw: bytes, context: grpc.ServicerContext, spans: RouteSpans) -> bytes:
-        with spans.route(context) as span:
-            reader = _Reader(raw)
+        span = spans.start(context)
+        reader = _Reader(raw)
+        try:
             answer, decision = self._decider.route(reader, traceparent_of(span))
-            describe(span, reader.request_id(), decision, self._decider.scene().ring.epoch)
-            return answer
+        except DualMapError as error:
+            failed(span, error.reason)
+            raise
+        except Exception as error:
+            failed(span, type(error).__name__)
+            raise
+        routed(span, reader.request_id(), decision, self._decider.scene().ring.epoch)
+        return answer
 
     def _open(self, context: grpc.ServicerContext) -> None:
         with self._streams_lock:
