@@ -62,7 +62,7 @@ def every(context: typer.Context, json: JsonOption = None) -> None:
 def route(
     instances: InstancesOption = 8,
     blocks: BlocksOption = PAPER_BLOCKS,
-    seconds: SecondsOption = 4.0,
+    seconds: SecondsOption = 3.0,
     alone: Annotated[bool, typer.Option("--alone", help="The decision alone, in process: no server.")] = False,
     json: JsonOption = None,
 ) -> None:

@@ -28,7 +28,7 @@ class RouteOptions:
     """``seconds`` of calls for each side of each variant; ``pools``: the other numbers of instances to try."""
 
     view: View = field(default_factory=View)
-    seconds: float = 4.0
+    seconds: float = 3.0
     pools: tuple[int, ...] = (64, 1024)
 
 
