@@ -176,13 +176,16 @@ def _show(console: Console, answer: _Answer, with_trace: bool) -> None:
     if answer.completion is not None:
         rows += _run_rows(answer.completion)
     if with_trace and answer.trace_id:
-        rows += [("trace", answer.trace_id), ("in Jaeger", _trace_url(answer.trace_id))]
+        rows += [("trace", answer.trace_id)]
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    if with_trace and answer.trace_id:
+        # Whole on one line, so that a terminal makes it a link.
+        console.print(f"in Jaeger: {_trace_url(answer.trace_id)}", soft_wrap=True, highlight=False)
 
 
 def _place(instance_id: str, grpc_address: str, http_address: str) -> str:

@@ -31,8 +31,8 @@ from dualmap.cli.top_frame import SHOWN_EVENTS, WIDE_COLUMNS, Room, frame
 from dualmap.cli.top_picture import History, Picture
 from dualmap.cli.top_sources import Places, Sample, Sources
 
-SVG_COLUMNS = 132
-"""Width of a frame that goes nowhere but into a file or a pipe: all columns fit."""
+SVG_COLUMNS = 144
+"""Width of a frame that goes nowhere but into a file or a pipe: all columns fit, with containers' names too."""
 
 _MOST_ROWS = 64
 
