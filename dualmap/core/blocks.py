@@ -103,11 +103,12 @@ def _chain(root: int, data: bytes, block_tokens: int) -> list[int]:
     blocks = memoryview(chained)
     hashed_bytes = _HASH_BYTES + block_bytes
     hashes: list[int] = []
+    put_hash, digest_of, keep = _put_hash, xxh3_64_intdigest, hashes.append
     previous = root
     for start in range(0, full_bytes, block_bytes):
-        _put_hash(chained, start, previous)
-        previous = xxh3_64_intdigest(blocks[start : start + hashed_bytes])
-        hashes.append(previous)
+        put_hash(chained, start, previous)
+        previous = digest_of(blocks[start : start + hashed_bytes])
+        keep(previous)
     return hashes
 
 

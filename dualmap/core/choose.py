@@ -111,6 +111,10 @@ class Candidate(NamedTuple):
     admitting: bool
 
 
+_new_candidate = tuple.__new__
+"""A named tuple's own constructor is a call more, for each look."""
+
+
 class Decision(NamedTuple):
     """Where to, why, and all that was looked at, in the order of looking."""
 
@@ -152,7 +156,8 @@ class _Looks:
         return False
 
     def look(self, instance_id: str | None, role: Role) -> None:
-        if instance_id is None or len(self.found) >= self.limit or self.seen(instance_id):
+        found = self.found
+        if instance_id is None or (found and (len(found) >= self.limit or self.seen(instance_id))):
             return
         view = self._views[instance_id]
         chain = self._chain
@@ -165,9 +170,10 @@ class _Looks:
         heard = view.heard_at_ms
         age = -1.0 if heard is None else self._now_ms - heard
         booked_s = view.bookings.booked_s
-        self.found.append(
-            Candidate(
-                instance_id, role, indexed, hit, miss, due, booked_s, prefill_s, due + prefill_s, age, load.admitting
+        found.append(
+            _new_candidate(
+                Candidate,
+                (instance_id, role, indexed, hit, miss, due, booked_s, prefill_s, due + prefill_s, age, load.admitting),
             )
         )
 

@@ -52,7 +52,7 @@ def key_of(hashes: Sequence[int], start_depth: int, table: SplitTable) -> tuple[
     blocks = len(hashes)
     if not blocks:
         return 0, 0
-    depth = min(start_depth, blocks)
+    depth = start_depth if start_depth < blocks else blocks  # noqa: FURB136 - a call costs more
     prefix = hashes[depth - 1]
     while depth < blocks:
         next_depth = table.next_depth(prefix)
