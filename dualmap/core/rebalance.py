@@ -97,6 +97,8 @@ class _Source:
     deadline_s: list[float]
     places: list[tuple[int, int]]
     """Slack bucket and priority class of each."""
+    movable: list[bool]
+    """Whether each has settled since its last move."""
     by_key: dict[int, list[int]]
     gone: set[int] = field(default_factory=set)
     companies: dict[tuple[int, int], list[int]] = field(default_factory=dict)
@@ -135,12 +137,13 @@ class _Wish:
 class _Target:
     """One instance that may be given work: what it has before a request, and all that this round gave it."""
 
-    __slots__ = ("_due_s", "_held", "cost", "given_s", "instance_id", "view")
+    __slots__ = ("_due_s", "_held", "cost", "given_s", "instance_id", "least_s", "view")
 
     def __init__(self, view: InstanceView) -> None:
         self.instance_id = view.instance_id
         self.view = view
         self.cost = view.load.cost
+        self.least_s = self.cost.a_s
         self.given_s = 0.0
         self._due_s: dict[tuple[int, int], float] = {}
         self._held: dict[int, int] = {}
@@ -150,18 +153,20 @@ class _Target:
 
         Given work counts whatever its deadline: two moved in one round must not each count on going first.
         """
-        due = self._due_s.get(place)
-        if due is None:
+        try:
+            return self._due_s[place] + self.given_s
+        except KeyError:
             due = self._due_s[place] = self.view.load.rest_s + self.view.work_due_s(*place)
-        return due + self.given_s
+            return due + self.given_s
 
     def held_blocks(self, item: QueueItem) -> int:
         """Leading blocks of the item that the target holds or was promised; looked up once a round."""
-        held = self._held.get(id(item))
-        if held is None:
+        try:
+            return self._held[id(item)]
+        except KeyError:
             chain = item.chain
             held = self._held[id(item)] = self.view.hit_tokens(chain)[1] // chain.block_tokens
-        return held
+            return held
 
     def cost_s(self, item: QueueItem, held_blocks: int) -> float:
         """Prefill of the item there."""
@@ -253,19 +258,26 @@ def _source(
     by_key: dict[int, list[int]] = {}
     for position, item in enumerate(picture.items):
         by_key.setdefault(item.key, []).append(position)
-    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1), deadline_s, places, by_key)
+    movable = [item.moved_ago_ms is None or _movable(item, options) for item in picture.items]
+    return _Source(picture, cause, costs, finish, [0.0] * (len(costs) + 1), deadline_s, places, movable, by_key)
 
 
 def _movable(item: QueueItem, options: RebalanceOptions) -> bool:
     return item.moved_ago_ms is None or item.moved_ago_ms < 0 or item.moved_ago_ms >= options.settle_ms
 
 
-def _in_need(source: _Source, position: int, options: RebalanceOptions) -> bool:
+def _in_need(source: _Source, position: int) -> bool:
     """Predicted to miss here, with what has already left counted out; at a stalled source everybody is."""
-    item = source.picture.items[position]
-    if position in source.gone or not _movable(item, options):
+    if position in source.gone or not source.movable[position]:
         return False
     return source.cause is not _OVERLOAD or source.stay_s(position) > source.deadline_s[position]
+
+
+def _first_in_need(source: _Source, positions: Sequence[int]) -> int | None:
+    for position in positions:  # no generator: asked for every wish, and most are of one
+        if _in_need(source, position):
+            return position
+    return None
 
 
 def _company(source: _Source, position: int, held: int) -> list[int]:
@@ -307,9 +319,8 @@ def _fits(
     """Sum of the gains when all of them go to the target; None when one in need would not meet its deadline there."""
     gain = 0.0
     before = options.handover_s
-    items = source.picture.items
     for position, cost in zip(positions, costs, strict=True):
-        if position in source.gone or not _movable(items[position], options):
+        if position in source.gone or not source.movable[position]:
             return None
         there = target.ahead_s(source.places[position]) + before + cost
         late = there > source.deadline_s[position]
@@ -331,7 +342,7 @@ def _wish(rnd: _Round, source: _Source, position: int) -> _Wish | None:
     place, deadline_s, handover_s = source.places[position], source.deadline_s[position], rnd.options.handover_s
     for target in rnd.targets(item, source_id):
         # Late there even if all of it were cached: no need to count its hits.
-        if overloaded and target.ahead_s(place) + (target.cost.a_s + handover_s) > deadline_s:
+        if overloaded and target.ahead_s(place) + (target.least_s + handover_s) > deadline_s:
             continue
         held = target.held_blocks(item)
         positions = [position]
@@ -354,7 +365,7 @@ def _wishes(rnd: _Round, sources: Iterable[_Source]) -> list[_Wish]:
     for source in sources:
         spoken_for: set[int] = set()
         for position in range(len(source.picture.items)):
-            if position in spoken_for or not _in_need(source, position, rnd.options):
+            if position in spoken_for or not _in_need(source, position):
                 continue
             wish = _wish(rnd, source, position)
             if wish is not None:
@@ -366,7 +377,7 @@ def _wishes(rnd: _Round, sources: Iterable[_Source]) -> list[_Wish]:
 def _grant(rnd: _Round, wish: _Wish) -> list[Move]:
     """Look again with what the round has given out so far; empty when it no longer pays."""
     source = wish.source
-    if not any(_in_need(source, position, rnd.options) for position in wish.positions):
+    if _first_in_need(source, wish.positions) is None:
         return []
     target, options = wish.target, rnd.options
     if _fits(source, wish.positions, target, wish.costs, options) is None:
@@ -410,7 +421,7 @@ def plan(
 def _second_try(rnd: _Round, wish: _Wish) -> list[Move]:
     """The target is taken by now: another of the hash candidates may do, once."""
     source = wish.source
-    first = next((p for p in wish.positions if _in_need(source, p, rnd.options)), None)
+    first = _first_in_need(source, wish.positions)
     if first is None:
         return []
     other = _wish(rnd, source, first)
