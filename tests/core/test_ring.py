@@ -212,3 +212,16 @@ def test_another_process_gives_the_same_pairs() -> None:
             check=True,
         )
         assert told.stdout.split() == here
+
+
+def test_a_remembered_pair_still_asks_who_is_eligible_now() -> None:
+    """A key asked about again gets what a new ring would say, whoever went out or came back in between."""
+    remembering = ring_of(5)
+    for key in KEYS[:50]:
+        first, second = remembering.pair(key, everyone)
+        for out in ({first}, {second}, {first, second}, set[str | None]()):
+
+            def eligible(name: str, out: set[str | None] = out) -> bool:
+                return name not in out
+
+            assert remembering.pair(key, eligible) == ring_of(5).pair(key, eligible)
