@@ -43,7 +43,8 @@ class FakeAgent(agent_pb2_grpc.InstanceAgentServicer):
                 yield agent_pb2.SubmitResponse(event=event)
         except DualMapError as error:
             await refuse(context, error)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # A caller that leaves while an event is being written closes the generator instead of cancelling it.
             self.cancelled.set()
             raise
 
