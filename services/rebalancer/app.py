@@ -22,7 +22,7 @@ from dualmap.runtime.leadership import LeaderCallbacks, Leadership, LeaseTerms
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
-from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck, misconfigured_counter
 from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import Telemetry, start_telemetry
 from dualmap.store.connection import connect
@@ -118,7 +118,9 @@ class App:
         vital = self.health.component("loops", gates=False, vital=True)
         loops = PeriodicMetrics(self._registry)
         ring, redis = self.health.component("ring", gates=False), self.health.component("redis", gates=False)
-        redis_check = RedisCheck(client, self.health.component("redis_config", gates=False), self._registry)
+        redis_check = RedisCheck(
+            client, self.health.component("redis_config", gates=False), misconfigured_counter(self._registry)
+        )
 
         async def show_health() -> None:
             _show(view, ring, redis)

@@ -21,7 +21,7 @@ from dualmap.runtime.leadership import LeaderCallbacks, Leadership, LeaseTerms
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
-from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck, misconfigured_counter
 from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import start_telemetry
 from dualmap.store.connection import StoreError, connect
@@ -134,7 +134,9 @@ class App:
             owner = await _holder(leases)
             self._leader = owner.partition("#")[0] if owner else None
 
-        redis_check = RedisCheck(client, self.health.component("redis_config", gates=False), self._registry)
+        redis_check = RedisCheck(
+            client, self.health.component("redis_config", gates=False), misconfigured_counter(self._registry)
+        )
         for name, work, period_s in (
             ("ring", turn, settings.lease.turn_s),
             ("leader", find_leader, FIND_LEADER_S),

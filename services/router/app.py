@@ -27,9 +27,10 @@ from dualmap.runtime.health import Component, Health
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
+from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
 from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import Telemetry, start_telemetry
-from dualmap.store.connection import StoreError, connect, server_problems
+from dualmap.store.connection import connect
 from dualmap.store.packing import UnreadableValueError
 from dualmap.view.cluster_view import ClusterView, ViewOptions
 from dualmap.view.events import ViewEvent
@@ -49,7 +50,6 @@ from services.router.worker_pool import WorkerPool
 EXPIRE_S = 0.25
 WATCH_S = 0.25
 COLLECT_S = 0.25
-CHECK_REDIS_S = 60.0
 _HARD_LIMIT = 4
 """Times the concurrency limit at which gRPC itself refuses, without advice: only a flood meets it."""
 
@@ -182,7 +182,11 @@ class App:
         loops = PeriodicMetrics(self._registry)
         vital = self.health.component("loops", gates=False, vital=True)
         watch = _Watch(self.view, self.health)
-        redis_check = _RedisCheck(client, self.health.component("redis_config", gates=False), self.metrics)
+        redis_check = RedisCheck(
+            client,
+            self.health.component("redis_config", gates=False),
+            lambda: self.metrics.count("redis_misconfigured"),
+        )
 
         async def expire() -> None:
             decider.expire()
@@ -217,25 +221,6 @@ class _Watch:
         _say(self._redis, "does not answer, or holds no ring" if view.degraded else None)
         _say(self._ring, None if view.ring is not None else "no ring is known yet")
         _say(self._seen, None if self._was_seen else "no state was read yet")
-
-
-class _RedisCheck:
-    """Looks at Redis's configuration: a red component and a counter, never a refusal."""
-
-    def __init__(self, client: Redis, health: Component, metrics: RouterMetrics) -> None:
-        self._client = client
-        self._health = health
-        self._metrics = metrics
-
-    async def turn(self) -> None:
-        """Look once."""
-        try:
-            problems = await server_problems(self._client)
-        except StoreError as error:
-            self._health.fail(f"not checked: {type(error).__name__}")
-            return
-        self._metrics.count("redis_misconfigured", bool(problems))
-        _say(self._health, "; ".join(problems) or None)
 
 
 def _tell(event: ViewEvent, about: str) -> None:

@@ -20,7 +20,7 @@ from dualmap.runtime.health import Health
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
 from dualmap.runtime.periodic import Periodic, PeriodicMetrics, Schedule
-from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck
+from dualmap.runtime.redis_check import CHECK_REDIS_S, RedisCheck, misconfigured_counter
 from dualmap.runtime.redis_start import require_redis
 from dualmap.runtime.telemetry import start_telemetry
 from dualmap.store.connection import connect
@@ -122,7 +122,7 @@ class App:
         vital = self.health.component("loops", gates=False, vital=True)
         loops = PeriodicMetrics(self._registry)
         redis_check = self._redis_check = RedisCheck(
-            client, self.health.component("redis_config", gates=False), self._registry
+            client, self.health.component("redis_config", gates=False), misconfigured_counter(self._registry)
         )
         for name, work, period_s in (
             ("roster", roster.turn, self.settings.share.beat_ms / 1_000),

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from dualmap.runtime.background import running
 from dualmap.runtime.health import Health
-from dualmap.runtime.redis_check import RedisCheck
+from dualmap.runtime.redis_check import RedisCheck, misconfigured_counter
 from dualmap.store.connection import connect
 
 
@@ -46,7 +46,7 @@ async def test_a_misconfigured_redis_is_red_and_counted(redis_url: str) -> None:
     """Eviction would lose state: said, not refused."""
     client = connect(redis_url)
     registry, health = CollectorRegistry(), Health()
-    check = RedisCheck(client, health.component("redis_config"), registry)
+    check = RedisCheck(client, health.component("redis_config"), misconfigured_counter(registry))
     try:
         await check.turn()
         assert health.summary()["redis_config"]
@@ -64,7 +64,7 @@ async def test_an_absent_redis_is_red_and_not_an_error() -> None:
     client = connect("redis://127.0.0.1:1/0")
     health = Health()
     try:
-        await RedisCheck(client, health.component("redis_config"), CollectorRegistry()).turn()
+        await RedisCheck(client, health.component("redis_config"), misconfigured_counter(CollectorRegistry())).turn()
         assert not health.ready
     finally:
         await client.aclose()
