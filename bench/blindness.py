@@ -1,6 +1,6 @@
 """What independent bookers and older polls cost: hit rate, attainment and CV in the simulator, at the capacity bound.
 
-    python bench/blindness.py TRACE [--rate 8.1] [--limit 4500] [--seeds 2] [--json FILE]
+    python bench/blindness.py TRACE [--rate 8.1] [--limit 4500] [--seeds 3] [--bookers 1,8] [--json FILE]
 
 The production decisions of `dualmap.core` in virtual time; a booker is a router with its own view and bookings.
 """
@@ -18,7 +18,7 @@ from dualmap.simulator.goodput import Trial, Workload
 from dualmap.simulator.options import AS_BUILT, ClusterOptions
 from dualmap.simulator.study import Arrivals, WorkloadChoice, means, one_run
 
-BOOKERS = (1, 2, 4, 8)
+BOOKERS = "1,2,4,8"
 POLLS_MS = (50, 100, 250, 1_000)
 MEASURES = ("hit_rate", "attainment", "fair_attainment", "load_cv", "ttft_p50_s")
 
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("trace", help="a file, or synthetic:bursts")
     parser.add_argument("--rate", type=float, default=8.1, help="requests a second; absent, the bound at 8 instances")
     parser.add_argument("--limit", type=int, default=4_500)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--bookers", default=BOOKERS, help="numbers of bookers, separated by commas")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     kind = given.trace.removeprefix("synthetic:")
@@ -46,7 +47,7 @@ def main() -> None:
     seeds = range(1, given.seeds + 1)
     found: list[dict[str, float]] = []
     for poll_ms in POLLS_MS:
-        for bookers in BOOKERS:
+        for bookers in map(int, given.bookers.split(",")):
             measured = cell(workload, given.rate, bookers, poll_ms, seeds)
             found.append({"bookers": bookers, "poll_ms": poll_ms, **measured})
             sys.stdout.write("  ".join(f"{name} {value:.4g}" for name, value in found[-1].items()) + "\n")
