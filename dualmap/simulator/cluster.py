@@ -68,6 +68,7 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._open = len(requests)
+        self._decided: Callable[[float], bool] | None = None
         self._queue_policy = options.queue if options.queue is not None else policy.queue
         self._shared = (BlockCache(1 << 60, 0), KvIndex()) if getattr(policy, "shared_cache", False) else None
         self._due: dict[str, float | None] = {}
@@ -79,8 +80,9 @@ class Cluster:
         for number in range(options.instances):
             self._join(number)
 
-    def run(self) -> RunResult:
-        """Play all requests to their end."""
+    def run(self, decided: Callable[[float], bool] | None = None) -> RunResult:
+        """Play all requests to their end, or until ``decided``, asked at each sample with the time, says enough."""
+        self._decided = decided
         for request in self.result.requests:
             self.at(request.arrival_s + self.options.control.message_s, self._arrive, request)
         for entry in self.options.timetable:
@@ -111,7 +113,7 @@ class Cluster:
 
     def _arrive(self, request: SimRequest) -> None:
         if self.central is not None:
-            self.central.push(request)
+            self.central.push(request, self.instances.values())
             for instance in self.central.by_suitability(request, self.instances.values()):
                 self.feed(instance)
                 if request.instance:
@@ -207,7 +209,7 @@ class Cluster:
             if room <= 0:
                 break
             if self.central is not None:
-                request = self.central.pick(instance, self.instances.values(), self.now_s, room)
+                request = self.central.pick(instance, self.instances, self.now_s, room)
                 if request is None:
                     break
                 request.instance = instance.instance_id
@@ -248,6 +250,8 @@ class Cluster:
             self._follower.observe(instance.instance_id, events)
         running = len(instance.held)
         first = instance.take(events)
+        if self.central is not None:
+            self.central.note(instance, events)
         self._open -= running - len(instance.held)
         if first and self._due.get(instance.instance_id) is not None:
             # Reached from elsewhere at the very moment of the event: its own turn still comes.
@@ -353,6 +357,9 @@ class Cluster:
     # -- periods
 
     def _sample(self) -> None:
+        if self._decided is not None and self._decided(self.now_s):
+            self._open = 0
+            return
         pending = tuple(one.pending_miss_tokens for one in self.instances.values() if one.alive)
         self.result.samples.append((self.now_s, pending))
         for instance in self.instances.values():
@@ -459,10 +466,15 @@ class Cluster:
         self._open -= 1
 
 
-def run_cluster(requests: Sequence[SimRequest], policy: Policy, options: ClusterOptions) -> RunResult:
+def run_cluster(
+    requests: Sequence[SimRequest],
+    policy: Policy,
+    options: ClusterOptions,
+    decided: Callable[[float], bool] | None = None,
+) -> RunResult:
     """One run; a policy with a state of its own is closed after it."""
     try:
-        return Cluster(requests, policy, options).run()
+        return Cluster(requests, policy, options).run(decided)
     finally:
         if isinstance(policy, Follower):
             policy.close()

@@ -19,6 +19,7 @@ from dualmap.simulator.registry import policy_named
 from dualmap.simulator.report import Measures, measure, time_line
 from dualmap.simulator.requests import chains_of, sim_requests
 from dualmap.simulator.trace import TraceRequest
+from dualmap.simulator.verdict import Verdict
 
 SEEDS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.01
@@ -65,6 +66,29 @@ def measure_at(workload_name: str, trial: Trial, rate: float, seed: int) -> Meas
     return measure(run_at(workload_name, trial, rate, seed), _LOADED[workload_name][0].warmup)
 
 
+def attains_at(  # noqa: PLR0917 - one row of a table
+    workload_name: str, trial: Trial, rate: float, seed: int, target: float, fair: bool
+) -> bool:
+    """Whether one run attains ``target``; played only as long as that is open."""
+    workload, chains = _LOADED[workload_name]
+    arrived = poisson_arrivals(workload.requests, rate, seed)
+    requests = sim_requests(arrived, chains, trial.options.ttft_slo_s)
+    final = all(entry.happening != "fail" for entry in trial.options.timetable)
+    verdict = Verdict(requests, workload.warmup, target, fair=fair, final=final)
+    answer: bool | None = None
+
+    def decided(now_s: float) -> bool:
+        nonlocal answer
+        answer = verdict.at(now_s)
+        return answer is not None
+
+    result = run_cluster(requests, policy_named(trial.policy), trial.options, decided)
+    if answer is None:
+        found = measure(result, workload.warmup)
+        answer = (found.fair_attainment if fair else found.attainment) >= target
+    return answer
+
+
 def time_line_at(
     workload_name: str, trial: Trial, rate: float, seed: int, bin_s: float
 ) -> list[tuple[float, float, int]]:
@@ -82,8 +106,7 @@ def goodput(  # noqa: PLR0917 - one row of a table
     """
 
     def attains(rate: float) -> bool:
-        found = measure_at(workload_name, trial, rate, seed)
-        return (found.fair_attainment if fair else found.attainment) >= target
+        return attains_at(workload_name, trial, rate, seed, target, fair)
 
     low, high = _bracket(attains, start)
     while low > 0 and high / low > 1 + TOLERANCE:

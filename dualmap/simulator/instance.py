@@ -45,10 +45,13 @@ class SimInstance:
         """Requests that wait here or are in the engine."""
         self.fit = CostFit(cost) if options.control.fit_cost else None
         self.known_cost = cost if self.fit is not None else scaled
+        self._slowdown_term = options.control.slowdown_term
         self.version = 1
         self.incarnation = 1
         self.alive = True
         self.staged: dict[str, int] = {}
+        self._staged_s: dict[str, float] = {}
+        """What each staged request was predicted to take when it was released."""
         self.staged_tokens = 0
         self.staged_prompt_tokens = 0
         self.progress_s = 0.0
@@ -73,9 +76,14 @@ class SimInstance:
         return self.queue.miss_tokens + self.staged_tokens
 
     def rest_s(self, now_s: float) -> float:
-        """Seconds of prefill left in the engine, a pause the agent cannot see not counted."""
-        del now_s  # the caller has advanced the engine to it
-        return self.engine.rest_s
+        """Seconds of prefill left in the engine, a pause the agent cannot see not counted; advance it to now first.
+
+        With a learnt cost as an agent reckons it: what was predicted at the release, less the time of the current one.
+        """
+        if self.fit is None or not self._staged_s:
+            return self.engine.rest_s
+        oldest_s = next(iter(self._staged_s.values()))
+        return sum(self._staged_s.values()) - min(max(0.0, now_s - self.progress_s), oldest_s)
 
     def waiting_request(self, request: SimRequest) -> WaitingRequest:
         """The request as the queue holds it, its cost by what the index holds now."""
@@ -109,9 +117,12 @@ class SimInstance:
     def stage(self, request: SimRequest, now_s: float) -> None:
         """Release a request to the engine."""
         chain = request.chain
-        charge = self.feed.charge(self.hit_and_miss(chain)[1])
+        miss = self.hit_and_miss(chain)[1]
+        charge = self.feed.charge(miss)
         if not self.staged:
             self.progress_s = now_s
+        if self.fit is not None:
+            self._staged_s[request.request_id] = self.known_cost.seconds(miss, chain.prompt_tokens)
         self.staged[request.request_id] = charge
         self.staged_tokens += charge
         self.staged_prompt_tokens += chain.prompt_tokens
@@ -132,6 +143,7 @@ class SimInstance:
                 first.append(self._first_token(event))
             elif isinstance(event, Done):
                 self.held.pop(event.request_id).done_s = event.at_s
+                self._learnt()
             elif isinstance(event, BlocksStored):
                 for block in event.hashes:
                     self.kv.set(block, int(event.tier))
@@ -152,9 +164,18 @@ class SimInstance:
         self.staged_tokens -= self.staged.pop(event.request_id)
         self.staged_prompt_tokens -= request.prompt_tokens
         if self.fit is not None:
-            self.fit.observe(request.prompt_tokens - event.hit_tokens, request.prompt_tokens, event.prefill_s)
-            self.known_cost = self.fit.cost
+            del self._staged_s[event.request_id]
+            beside = max(0, self.engine.running_requests - 1) if self._slowdown_term else 0
+            miss = request.prompt_tokens - event.hit_tokens
+            self.fit.observe(miss, request.prompt_tokens, event.prefill_s, beside)
+            self._learnt()
         return request
+
+    def _learnt(self) -> None:
+        """The cost beside what decodes now."""
+        if self.fit is not None:
+            beside = self.engine.running_requests if self._slowdown_term else 0
+            self.known_cost = self.fit.cost_beside(beside)
 
     def _note(self, changes: list[bytes]) -> None:
         if not self._full:
@@ -176,13 +197,13 @@ class SimInstance:
     def report(self, now_s: float) -> LoadReport:
         """The load as it travels; the engine must have been advanced to ``now_s``."""
         if self._waiting_version != self.version or now_s - self._waiting_at_s > _WAITING_FRESH_S:
-            self._waiting = self.queue.waiting_s(now_s * 1_000, self._slo_s, self.engine.rest_s)
+            self._waiting = self.queue.waiting_s(now_s * 1_000, self._slo_s, self.rest_s(now_s))
             self._waiting_version = self.version
             self._waiting_at_s = now_s
         stalled_ms = self.stalled_ms(now_s)
         return LoadReport(
             waiting_s=self._waiting,
-            rest_s=self.engine.rest_s,
+            rest_s=self.rest_s(now_s),
             queue_policy=self.queue.policy,
             waiting_requests=len(self.queue),
             waiting_miss_tokens=self.queue.miss_tokens,
@@ -256,6 +277,7 @@ class SimInstance:
         self.engine.advance(now_s)
         self.held.clear()
         self.staged.clear()
+        self._staged_s.clear()
         self.staged_tokens = self.staged_prompt_tokens = 0
         self.kv = KvIndex()
         self.tickets = TicketLedger()

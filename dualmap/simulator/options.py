@@ -45,7 +45,8 @@ class ControlOptions:
     ``message_s``: delay of every message. ``routers``: each with its own view and bookings, served in turn.
     ``bookings``: whether a router counts what it sent and no report shows yet. ``rebalance_s`` 0: no rebalancer.
     ``heat_s``: period of heat reports, 0 leaves the key at its start depth. ``fit_cost``: instances learn their cost
-    from their own prefills instead of being told it. ``grace_s``: how long the previous mapping stays readable.
+    from their own prefills instead of being told it; ``slowdown_term``: and what decodes beside a prefill add.
+    ``grace_s``: how long the previous mapping stays readable.
     """
 
     poll_s: float = 0.0
@@ -56,6 +57,7 @@ class ControlOptions:
     heat_s: float = 1.0
     grace_s: float = 60.0
     fit_cost: bool = False
+    slowdown_term: bool = True
     start_depth: int = 1
 
 

@@ -156,9 +156,11 @@ def decode_limited() -> list[Trial]:
     engine = simulated_engine(prefill_slowdown_per_running=0.02, decode_tokens_per_s=20.0, decode_batch_slowdown=0.03)
     options = replace(OURS, engine=engine)
     learnt = replace(options, control=replace(EXACT, fit_cost=True))
+    blind = replace(options, control=replace(EXACT, fit_cost=True, slowdown_term=False))
     return [
         trial("dualmap, cost as told", options=options),
-        trial("dualmap, cost learnt with the slow-down", options=learnt),
+        trial("dualmap, cost learnt, no slow-down term", options=blind),
+        trial("dualmap, cost learnt with the slow-down term", options=learnt),
         Trial("min_ttft, cost as told", "min_ttft", options),
     ]
 
