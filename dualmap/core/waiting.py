@@ -6,7 +6,7 @@ It refuses to know the engine: the caller says how much room there is, and takes
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,20 +54,23 @@ class QueueBounds:
 
 
 _Key = tuple[float, float, int]
-_Item = tuple[float, float, int, WaitingRequest]
-"""Sort key of three numbers (the last is unique), then the request."""
+_Item = tuple[float, float, int, WaitingRequest, float]
+"""Sort key of three numbers (the last is unique), the request, its cost in ms: a plan or a report reads a thousand."""
+
+_NS_PER_S = 1_000_000_000
 
 
 class _Entry:
     """Where a request stands: its place list and its key there."""
 
-    __slots__ = ("aged_key", "key", "place", "request")
+    __slots__ = ("aged_key", "due_key", "key", "place", "prefill_ns", "request")
 
-    def __init__(self, request: WaitingRequest, place: list[_Item], key: _Key, aged_key: _Key) -> None:
+    def __init__(self, request: WaitingRequest, place: list[_Item], keys: tuple[_Key, _Key, _Key]) -> None:
         self.request = request
         self.place = place
-        self.key = key
-        self.aged_key = aged_key
+        self.key, self.due_key, self.aged_key = keys
+        # Whole numbers: what is added and taken away ten thousand times must end at nothing.
+        self.prefill_ns = round(request.prefill_s * _NS_PER_S)
 
 
 def _take(place: list[_Item], key: _Key) -> None:
@@ -98,7 +101,13 @@ class WaitingQueue:
         self.options = options or OrderOptions()
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._live: tuple[list[_Item], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
+        self._due = self._live
+        if policy is not QueuePolicy.SLO:
+            # Reports sort by deadline whatever the order.
+            self._due = tuple([] for _ in range(PRIORITY_CLASSES))
         self._late: list[_Item] = []
+        self._late_ns = [0] * PRIORITY_CLASSES
+        self._prefill_ns = 0
         self._aged: list[_Item] = []
         self._sequence = 0
         self._tokens = 0
@@ -130,6 +139,11 @@ class WaitingQueue:
         """Uncached prompt tokens waiting."""
         return self._miss_tokens
 
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of prefill waiting. O(1)."""
+        return self._prefill_ns / _NS_PER_S
+
     def get(self, request_id: str, attempt: int) -> WaitingRequest | None:
         """The request, if it waits."""
         entry = self._entries.get((request_id, attempt))
@@ -157,8 +171,7 @@ class WaitingQueue:
         entry = self._entries.pop((request_id, attempt), None)
         if entry is None:
             return None
-        _take(entry.place, entry.key)
-        _take(self._aged, entry.aged_key)
+        self._unplace(entry)
         self._tokens -= entry.request.prompt_tokens
         self._miss_tokens -= entry.request.miss_tokens
         self._dirty = True
@@ -172,8 +185,7 @@ class WaitingQueue:
         request = entry.request
         if request.miss_tokens == miss_tokens and request.hit_tokens == hit_tokens:
             return True
-        _take(entry.place, entry.key)
-        _take(self._aged, entry.aged_key)
+        self._unplace(entry)
         self._miss_tokens += miss_tokens - request.miss_tokens
         request.miss_tokens, request.hit_tokens, request.prefill_s = miss_tokens, hit_tokens, prefill_s
         self._insert(request, entry.key[2])
@@ -206,13 +218,17 @@ class WaitingQueue:
         request = self.peek(now_ms, rest_s)
         if request is None or request.miss_tokens > room_tokens:
             return None
+        self.release(request)
+        return request
+
+    def release(self, request: WaitingRequest) -> None:
+        """Take out what goes to the engine, as `pick` does; the caller chose it, by `peek` or otherwise."""
         was_late = self._entries[request.identity].place is self._late
         dirty = self._dirty
         self.remove(request.request_id, request.attempt)
         # Releasing the planned head does not change the plan behind it.
         self._dirty = dirty
         self._since_aged = 0 if was_late else self._since_aged + 1
-        return request
 
     def order(self, now_ms: float, rest_s: float = 0.0, limit: int | None = None) -> list[WaitingRequest]:
         """What waits, in the order it would be released if nothing came; the first ``limit`` of it."""
@@ -222,7 +238,7 @@ class WaitingQueue:
         beyond = (
             item[3] for live, size in zip(reversed(self._live), self._windowed, strict=True) for item in live[size:]
         )
-        late = ((rank, sequence, request) for rank, _, sequence, request in self._late)
+        late = ((rank, sequence, request) for rank, _, sequence, request, _ in self._late)
         rest = (item[2] for item in heapq.merge(self._dropped, late, key=_rank_of))
         return list(islice(chain(self._plan, beyond, rest), limit))
 
@@ -235,7 +251,7 @@ class WaitingQueue:
         else:
             self._refresh(now_ms, rest_s)
         dropped = [item for item in self._dropped if self._waits(item[2])]
-        late = ((rank, sequence, request) for rank, _, sequence, request in self._late)
+        late = ((rank, sequence, request) for rank, _, sequence, request, _ in self._late)
         return [item[2] for item in heapq.merge(dropped, late, key=_rank_of)]
 
     def shed(self, now_ms: float) -> list[WaitingRequest]:
@@ -251,54 +267,52 @@ class WaitingQueue:
 
         ``rest_s``: seconds of staged work before it, which decide what is given up.
         """
+        slo = self.policy is QueuePolicy.SLO
+        if slo:
+            self._refresh(now_ms, rest_s)
+        limits = [now_ms + limit * default_slo_s * 1_000 for limit in BUCKET_LIMITS]
         table = [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS)
-        if self.policy is not QueuePolicy.SLO:
-            for item in self._live[0]:
-                request = item[3]
-                table[self._cell(request, now_ms, default_slo_s)] += request.prefill_s
-            return tuple(table)
-        self._refresh(now_ms, rest_s)
-        limits = [now_ms] + [now_ms + limit * default_slo_s * 1_000 for limit in BUCKET_LIMITS]
-        for pclass, live in enumerate(self._live):
-            _fill(table, pclass * SLACK_BUCKETS, live, limits)
-        for item in self._late:
-            table[priority_class(item[3].priority) * SLACK_BUCKETS] += item[3].prefill_s
-        for _, _, request in self._dropped:
-            entry = self._entries.get(request.identity)
-            if entry is not None and entry.place is not self._late:
+        for pclass, due in enumerate(self._due):
+            _fill(table, pclass * SLACK_BUCKETS, due, now_ms, limits)
+            table[pclass * SLACK_BUCKETS] += self._late_ns[pclass] / _NS_PER_S * 1_000
+        for _, _, request in self._dropped if slo else ():
+            if self._waits(request):
                 base = priority_class(request.priority) * SLACK_BUCKETS
-                table[self._cell(request, now_ms, default_slo_s)] -= request.prefill_s
-                table[base] += request.prefill_s
-        return tuple([value if value > 1e-12 else 0.0 for value in table])
-
-    def _cell(self, request: WaitingRequest, now_ms: float, default_slo_s: float) -> int:
-        slack_ms = request.deadline_ms - now_ms
-        base = priority_class(request.priority) * SLACK_BUCKETS
-        if slack_ms <= 0:
-            return base
-        for bucket, limit in enumerate(BUCKET_LIMITS):
-            if slack_ms < limit * default_slo_s * 1_000:
-                return base + bucket + 1
-        return base + SLACK_BUCKETS - 1
+                deadline_ms, prefill_ms = request.deadline_ms, request.prefill_s * 1_000
+                table[base if deadline_ms <= now_ms else base + 1 + bisect_right(limits, deadline_ms)] -= prefill_ms
+                table[base] += prefill_ms
+        return tuple([value / 1_000 if value > 1e-9 else 0.0 for value in table])
 
     def _retry_ms(self) -> int:
-        waiting = sum([entry.request.prefill_s for entry in self._entries.values()])
-        return int(min(10_000, max(50, waiting * 1_000)))
+        return int(min(10_000, max(50, self.prefill_s * 1_000)))
 
     def _insert(self, request: WaitingRequest, sequence: int) -> None:
-        place = self._live[0]
-        if self.policy is QueuePolicy.SLO:
-            place = self._live[priority_class(request.priority)]
-            key: _Key = (request.deadline_ms, 0.0, sequence)
-        elif self.policy is QueuePolicy.HIT_FIRST:
-            key = (*hit_first_rank(request.hit_tokens, request.submitted_ms), sequence)
-        else:
-            key = (*fifo_rank(request.submitted_ms), sequence)
+        pclass = priority_class(request.priority)
+        due_key: _Key = (request.deadline_ms, 0.0, sequence)
+        place, key = self._due[pclass], due_key
+        if self.policy is QueuePolicy.HIT_FIRST:
+            place, key = self._live[0], (*hit_first_rank(request.hit_tokens, request.submitted_ms), sequence)
+        elif self.policy is QueuePolicy.FIFO:
+            place, key = self._live[0], (*fifo_rank(request.submitted_ms), sequence)
         aged_key: _Key = (request.submitted_ms, 0.0, sequence)
-        insort(place, (*key, request))
-        insort(self._aged, (*aged_key, request))
-        self._entries[request.identity] = _Entry(request, place, key, aged_key)
+        cost = (request, request.prefill_s * 1_000)
+        insort(place, (*key, *cost))
+        if self._due is not self._live:
+            insort(self._due[pclass], (*due_key, *cost))
+        insort(self._aged, (*aged_key, *cost))
+        entry = self._entries[request.identity] = _Entry(request, place, (key, due_key, aged_key))
+        self._prefill_ns += entry.prefill_ns
         self._dirty = True
+
+    def _unplace(self, entry: _Entry) -> None:
+        """Out of every list and sum but the table of entries."""
+        _take(entry.place, entry.key)
+        _take(self._aged, entry.aged_key)
+        if self._due is not self._live:
+            _take(self._due[priority_class(entry.request.priority)], entry.due_key)
+        if entry.place is self._late:
+            self._late_ns[priority_class(entry.request.priority)] -= entry.prefill_ns
+        self._prefill_ns -= entry.prefill_ns
 
     def _waits(self, request: WaitingRequest) -> bool:
         entry = self._entries.get(request.identity)
@@ -314,33 +328,34 @@ class WaitingQueue:
         size = self.options.window
         heads = [live[:size] for live in self._live]
         if sum(map(len, heads)) > size:
-            last = sorted(item[:3] for head in heads for item in head)[size - 1]
+            # Three sorted runs: merged, not sorted.
+            last = sorted(chain(*heads))[size - 1]
             heads = [head[: bisect_left(head, (last[0], last[1], last[2] + 1))] for head in heads]
         return heads[::-1]
 
     def _compute(self, now_ms: float, rest_s: float) -> None:
         """Make the plan: who is beyond saving leaves the window for good, then Moore-Hodgson over the rest."""
-        now_s = now_ms / 1_000
         classes: list[list[_Item]] = []
         hopeless: list[_Item] = []
         for live, head in zip(reversed(self._live), self._window(), strict=True):
-            kept = [item for item in head if item[0] / 1_000 >= now_s + item[3].prefill_s]
+            kept = [item for item in head if item[0] >= now_ms + item[4]]
             if len(kept) < len(head):
-                hopeless += [item for item in head if item[0] / 1_000 < now_s + item[3].prefill_s]
+                hopeless += [item for item in head if item[0] < now_ms + item[4]]
                 live[: len(head)] = kept
             classes.append(kept)
         if hopeless:
             self._to_late(hopeless)
         self._windowed = [len(kept) for kept in classes]
-        jobs = [[(item[0] / 1_000, item[3].prefill_s) for item in kept] for kept in classes]
+        jobs = [[(item[0], item[4]) for item in kept] for kept in classes]
         self._plan.clear()
         self._dropped = []
         lots = [[item[3].lot for item in kept] for kept in classes] if self.options.even_drops else None
-        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, now_s + rest_s, lots), strict=True):
+        start_ms = now_ms + rest_s * 1_000
+        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, start_ms, lots), strict=True):
             self._plan.extend([kept[position][3] for position in kept_at])
             for position in dropped_at:
-                _, _, sequence, request = kept[position]
-                self._dropped.append((self._rank(request), sequence, request))
+                item = kept[position]
+                self._dropped.append((self._rank(item[3]), item[2], item[3]))
         self._dropped.sort(key=_rank_of)
         self._planned_ms = now_ms
         self._dirty = False
@@ -350,11 +365,12 @@ class WaitingQueue:
 
     def _to_late(self, items: list[_Item]) -> None:
         """All at once: one by one, a thousand memory moves would stall the release."""
-        for _, _, sequence, request in items:
+        for _, _, sequence, request, cost_ms in items:
             entry = self._entries[request.identity]
             entry.key = (self._rank(request), 0.0, sequence)
             entry.place = self._late
-            self._late.append((*entry.key, request))
+            self._late.append((*entry.key, request, cost_ms))
+            self._late_ns[priority_class(request.priority)] += entry.prefill_ns
         self._late.sort()
 
     def _first_of_rest(self) -> WaitingRequest | None:
@@ -364,7 +380,7 @@ class WaitingQueue:
                 best = (rank, sequence, request)
                 break
         if self._late:
-            rank, _, sequence, request = self._late[0]
+            rank, _, sequence, request, _ = self._late[0]
             if best is None or (rank, sequence) < best[:2]:
                 return request
         if best is not None:
@@ -389,12 +405,15 @@ class WaitingQueue:
         return request
 
 
-def _fill(table: list[float], base: int, live: list[_Item], limits: list[float]) -> None:
+def _fill(table: list[float], base: int, due: list[_Item], now_ms: float, limits: list[float]) -> None:
+    """Add milliseconds of work by slack bucket; ``due`` by deadline, ``limits`` the upper ones of bucket 1 and on."""
+    stops = [bisect_right(due, now_ms, key=_deadline_of), *(bisect_left(due, (limit,)) for limit in limits), len(due)]
     start = 0
-    for bucket, limit in enumerate(limits):
-        stop = bisect_left(live, (limit,), lo=start)
+    for bucket, stop in enumerate(stops):
         if stop > start:
-            table[base + bucket] += sum([item[3].prefill_s for item in islice(live, start, stop)])
-        start = stop
-    if start < len(live):
-        table[base + SLACK_BUCKETS - 1] += sum([item[3].prefill_s for item in islice(live, start, None)])
+            table[base + bucket] += sum([item[4] for item in islice(due, start, stop)])
+            start = stop
+
+
+def _deadline_of(item: _Item) -> float:
+    return item[0]

@@ -312,7 +312,8 @@ class Instance:
         """Release a waiting request to the engine."""
         now_ms = self.now_ms
         waiting = request.waiting
-        self._unqueue(request)
+        self._queue.release(waiting)
+        del self.held.waiting[request.identity]
         self._job_number += 1
         request.job_number = self._job_number
         request.phase = Phase.STAGED
@@ -336,7 +337,7 @@ class Instance:
         now_ms = self.now_ms
         match event:
             case engines.Started():
-                self._progress.moved(now_ms)
+                self._progress.started(now_ms)
             case engines.FirstToken():
                 self._first_token(request, event, now_ms)
             case engines.Tokens():
@@ -461,9 +462,10 @@ class Instance:
         """The load now."""
         now_ms = self.now_ms
         counters, facts = self.counters, self.engine.facts
+        rest_s = self._progress.rest_s(now_ms)
         return LoadReport(
-            waiting_s=self._queue.waiting_s(now_ms, self.default_slo_ms / 1_000),
-            rest_s=self._progress.rest_s(now_ms),
+            waiting_s=self._queue.waiting_s(now_ms, self.default_slo_ms / 1_000, rest_s),
+            rest_s=rest_s,
             queue_policy=self._options.queue_policy,
             admitting=self.refusal() is None,
             waiting_requests=len(self._queue),
@@ -518,7 +520,8 @@ class Instance:
     @property
     def ready_in_s(self) -> float:
         """Seconds of work staged and waiting."""
-        return self.rest_s + sum(self._queue.waiting_s(self.now_ms, self.default_slo_ms / 1_000))
+        rest_s = self.rest_s
+        return rest_s + sum(self._queue.waiting_s(self.now_ms, self.default_slo_ms / 1_000, rest_s))
 
     @property
     def stalled_ms(self) -> float:

@@ -26,6 +26,7 @@ class Progress:
         self._staged: dict[int, StagedJob] = {}
         self._running: set[int] = set()
         self._moved_ms = 0.0
+        self._prefill_since_ms = 0.0
         self._staged_tokens = 0
 
     @property
@@ -56,7 +57,7 @@ class Progress:
     def stage(self, number: int, job: StagedJob, now_ms: float) -> None:
         """A job was released. The first one of an idle engine starts the clock."""
         if not self._staged:
-            self._moved_ms = now_ms
+            self._moved_ms = self._prefill_since_ms = now_ms
         self._staged[number] = job
         self._staged_tokens += job.charge_tokens
 
@@ -65,8 +66,12 @@ class Progress:
         job = self._unstage(number)
         if job is not None:
             self._running.add(number)
-        self._moved_ms = now_ms
+        self._moved_ms = self._prefill_since_ms = now_ms
         return job
+
+    def started(self, now_ms: float) -> None:
+        """The engine began a prefill."""
+        self._moved_ms = self._prefill_since_ms = now_ms
 
     def moved(self, now_ms: float) -> None:
         """The engine showed a sign of work."""
@@ -74,6 +79,8 @@ class Progress:
 
     def gone(self, number: int, now_ms: float, *, progress: bool) -> None:
         """The job left the engine. A cancel is no sign of work: ``progress`` False."""
+        if number == next(iter(self._staged), None):
+            self._prefill_since_ms = now_ms
         self._unstage(number)
         self._running.discard(number)
         if progress:
@@ -84,7 +91,8 @@ class Progress:
         if not self._staged:
             return 0.0
         oldest = next(iter(self._staged.values()))
-        elapsed_s = max(0.0, now_ms - self._moved_ms) / 1_000
+        # Not since the last sign of work: tokens of those that run say nothing of how far the prefill is.
+        elapsed_s = max(0.0, now_ms - self._prefill_since_ms) / 1_000
         return self._step_s() - min(elapsed_s, oldest.prefill_s)
 
     def stalled_ms(self, now_ms: float) -> float:

@@ -121,7 +121,8 @@ def test_a_request_put_back_takes_its_old_place() -> None:
     assert _drain(queue) == ["a", "b", "c"]
 
 
-def test_the_given_up_gain_rank_with_age() -> None:
+@pytest.mark.parametrize("by_peek", [False, True])
+def test_the_given_up_gain_rank_with_age(by_peek: bool) -> None:
     """While the feasible never end, an old request that was given up still gets its turn, one in so many."""
     queue = WaitingQueue(options=OrderOptions(aged_after_ms=1_000, aged_every=4))
     queue.push(_request("old", deadline_ms=100, submitted_ms=-2_000))
@@ -129,8 +130,10 @@ def test_the_given_up_gain_rank_with_age() -> None:
     for number in range(8):
         for part in "xy":
             queue.push(_request(f"{number}{part}", 60_000 + number, 0.01))
-        request = queue.pick(number * 30.0, ROOM)
+        request = queue.peek(number * 30.0) if by_peek else queue.pick(number * 30.0, ROOM)
         assert request is not None
+        if by_peek:
+            queue.release(request)
         released.append(request.request_id)
 
     assert released.index("old") == 3
@@ -204,6 +207,15 @@ def test_the_report_sorts_work_by_class_and_slack() -> None:
     assert {index: value for index, value in enumerate(table) if value} == pytest.approx({
         SLACK_BUCKETS: 13.9, SLACK_BUCKETS + 1: 0.1, SLACK_BUCKETS + 5: 2.0, 2 * SLACK_BUCKETS + 7: 0.2,
     })  # fmt: skip
+
+
+def test_the_report_gives_up_what_staged_work_makes_late() -> None:
+    """Of 3 s and 1.9 s due in 5 s one is given up when a second of staged work goes before them."""
+    queue = _queue(_request("a", 5_000, prefill_s=3.0), _request("b", 5_000, prefill_s=1.9))
+
+    assert queue.waiting_s(0.0, 5.0)[SLACK_BUCKETS] == 0.0
+    assert queue.waiting_s(20.0, 5.0, rest_s=1.0)[SLACK_BUCKETS] > 0.0
+    assert queue.prefill_s == pytest.approx(4.9)
 
 
 def test_fifo_reports_by_deadline_only() -> None:

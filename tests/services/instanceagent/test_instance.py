@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from opentelemetry.context import Context
 from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry
 
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.membership import RingParameters
-from dualmap.core.state import PrefillCost, QueuePolicy
+from dualmap.core.state import SLACK_BUCKETS, PrefillCost, QueuePolicy
 from dualmap.core.waiting import WaitingRequest
 from dualmap.rpc.convert_agent import SubmissionDefaults, submission_of
 from dualmap.rpc.route_values import FirstToken as FirstTokenTold
@@ -244,3 +245,15 @@ async def test_the_load_says_what_waits_what_is_staged_and_what_it_costs() -> No
     assert 0 < load.rest_s <= 0.256
     bench.engine.tell(1, engines.FirstToken(0, 0.256))
     assert bench.instance.load().cost.samples == 1
+
+
+async def test_what_is_staged_counts_in_who_is_given_up() -> None:
+    """4 s staged, then 2 s due in 5 s: the report says given up, as the queue will treat it."""
+    bench = await Bench().start()
+    bench.admit("first", 1, 4_000)
+    bench.admit("second", 2, 2_000)
+
+    load = bench.instance.load()
+
+    assert load.rest_s > 3.5
+    assert load.waiting_s[SLACK_BUCKETS] == pytest.approx(2.0)

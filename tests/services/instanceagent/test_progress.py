@@ -39,3 +39,18 @@ def test_an_idle_engine_is_never_stalled() -> None:
     progress.gone(1, 1e9 + 400, progress=False)
     assert not progress.busy
     assert progress.staged_tokens == 0
+
+
+def test_tokens_of_those_that_run_do_not_make_the_prefill_longer() -> None:
+    """The rest of a prefill shrinks from when it began, whatever else the engine shows meanwhile; a cancel starts anew."""
+    progress = Progress(2_000)
+    progress.stage(1, JOB, 0)
+    progress.first_token(1, 100)
+    progress.stage(2, JOB, 100)
+    progress.stage(3, JOB, 150)
+    progress.moved(250)
+    assert round(progress.rest_s(250), 3) == 0.25
+    progress.started(200)
+    assert round(progress.rest_s(250), 3) == 0.35
+    progress.gone(2, 250, progress=False)
+    assert round(progress.rest_s(300), 3) == 0.15
