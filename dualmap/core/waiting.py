@@ -198,17 +198,20 @@ class WaitingQueue:
         if self.policy is not QueuePolicy.SLO:
             return self._live[0][0][3]
         self._refresh(now_ms, rest_s)
-        if not self._plan and self._dirty:
+        head = self._planned()
+        if head is None and self._dirty:
             self._compute(now_ms, rest_s)
-        aged = self._aged_turn(now_ms, rest_s)
-        if aged is not None:
-            return aged
+            head = self._planned()
+        return self._aged_turn(now_ms, rest_s) or head or self._first_of_rest()
+
+    def _planned(self) -> WaitingRequest | None:
+        """The first of the plan that still waits."""
         while self._plan:
             request = self._plan[0]
             if self._waits(request):
                 return request
             self._plan.popleft()
-        return self._first_of_rest()
+        return None
 
     def pick(self, now_ms: float, room_tokens: int, rest_s: float = 0.0) -> WaitingRequest | None:
         """Take out the request that goes next, if its uncached tokens fit the room.

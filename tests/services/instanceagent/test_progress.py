@@ -42,7 +42,7 @@ def test_an_idle_engine_is_never_stalled() -> None:
 
 
 def test_tokens_of_those_that_run_do_not_make_the_prefill_longer() -> None:
-    """The rest of a prefill shrinks from when it began, whatever else the engine shows meanwhile; a cancel starts anew."""
+    """A prefill's rest shrinks from when it began, whatever the engine shows meanwhile, and a cancel starts anew."""
     progress = Progress(2_000)
     progress.stage(1, JOB, 0)
     progress.first_token(1, 100)
