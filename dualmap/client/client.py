@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Self
 
@@ -59,6 +59,7 @@ class _Run:
     deadline_s: float
     attempt: int
     on_route: OnRoute | None = None
+    began_s: float = field(default_factory=monotonic)
     route: Route | None = None
     begun: bool = False
     failure: CallFailed | None = None
@@ -192,7 +193,8 @@ class DualMapClient:
         if route is None:
             raise AssertionError("an attempt follows a route")
         metadata = carrying(route.traceparent) or span.metadata
-        request = replace(run.request, attempt=run.attempt)
+        age_ms = run.request.age_ms + (monotonic() - run.began_s) * 1_000
+        request = replace(run.request, attempt=run.attempt, age_ms=age_ms)
         try:
             async with aclosing(self._events(route, request, address, run.deadline_s, metadata)) as events:
                 async for event in events:

@@ -10,6 +10,7 @@ from dualmap.core.errors import InvalidRequest
 from dualmap.core.membership import RingParameters
 from dualmap.rpc.convert_client import event_value
 from dualmap.rpc.convert_prompt import block_hashes_of, chain_of
+from dualmap.rpc.limits import MAX_AGE_MS, MAX_ATTEMPT, MAX_ID_CHARACTERS, MAX_SLO_MS
 from dualmap.rpc.request_events import (
     Accepted,
     AcceptOutcome,
@@ -32,10 +33,7 @@ from dualmap.rpc.submission import Handover, PromisedCandidate, Submission, Tick
 from dualmap.rpc.wire import prompt_forms
 from dualmap.v1 import agent_pb2, rebalancer_pb2, types_pb2
 
-MAX_ID_CHARS = 256
 MAX_NAME_CHARS = 512
-MAX_ATTEMPT = 65_535
-MAX_SLO_MS = 3_600_000
 MAX_OUTPUT_TOKENS = 1_048_576
 MAX_MOVES = 4_096
 OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -129,6 +127,8 @@ def submission_of(message: agent_pb2.SubmitRequest, defaults: SubmissionDefaults
     _check_range(message.priority, -1, 1, f"{prefix}priority")
     _check_range(message.ttft_slo_ms, 0, MAX_SLO_MS, f"{prefix}ttft_slo_ms")
     _check_range(message.max_output_tokens, 0, MAX_OUTPUT_TOKENS, f"{prefix}max_output_tokens")
+    if not 0 <= message.age_ms <= MAX_AGE_MS:
+        raise InvalidRequest(f"{prefix}age_ms", f"must be 0 to {MAX_AGE_MS}")
     if message.HasField("openai") and message.openai.path not in OPENAI_PATHS:
         raise InvalidRequest(f"{prefix}openai.path", f"must be one of {', '.join(OPENAI_PATHS)}")
     if not message.HasField("prompt"):
@@ -154,6 +154,7 @@ def submission_of(message: agent_pb2.SubmitRequest, defaults: SubmissionDefaults
         priority=message.priority,
         instance_id=message.instance_id,
         ticket=ticket_of(message.ticket, f"{prefix}ticket") if message.HasField("ticket") else None,
+        age_ms=message.age_ms,
     )
 
 
@@ -366,7 +367,7 @@ def outcome_value(outcome: MoveOutcome) -> rebalancer_pb2.MoveOutcome.ValueType:
 def _check_identity(request_id: str, attempt: int, prefix: str) -> None:
     if not request_id:
         raise InvalidRequest(f"{prefix}request_id", "is required")
-    _check_length(request_id, MAX_ID_CHARS, f"{prefix}request_id")
+    _check_length(request_id, MAX_ID_CHARACTERS, f"{prefix}request_id")
     _check_range(attempt, 0, MAX_ATTEMPT, f"{prefix}attempt")
 
 

@@ -85,6 +85,7 @@ def submit_message(request: Request, ticket: bytes, instance_id: str) -> agent_p
         ttft_slo_ms=request.ttft_slo_ms,
         priority=request.priority,
         instance_id=instance_id,
+        age_ms=request.age_ms,
     )
     if ticket:
         message.ticket.ParseFromString(ticket)

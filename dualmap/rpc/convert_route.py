@@ -13,15 +13,11 @@ from dualmap.core.choose import RouteQuery
 from dualmap.core.errors import InvalidRequest, UnknownModel
 from dualmap.core.membership import RingParameters
 from dualmap.rpc.convert_prompt import chain_of
+from dualmap.rpc.limits import MAX_ATTEMPT, MAX_ID_CHARACTERS, MAX_SLO_MS
 from dualmap.rpc.wire import prompt_forms, sub_message
 from dualmap.v1 import router_pb2
 
-MAX_ID_CHARACTERS = 128
-MAX_ATTEMPT = 65_534
-"""Its retry at the backup, one more, is the highest that agents take."""
-
 MAX_NAME_BYTES = 256
-MAX_SLO_MS = 3_600_000
 MAX_EXCLUDED = 64
 _PROMPT_FIELD = 6
 _STREAMED_REQUEST_FIELD = 1
@@ -67,8 +63,8 @@ def identity_of(message: router_pb2.RouteRequest | router_pb2.ReleaseRequest) ->
     request_id = message.request_id
     if not 1 <= len(request_id) <= MAX_ID_CHARACTERS:
         raise InvalidRequest("request_id", f"must be 1 to {MAX_ID_CHARACTERS} characters, has {len(request_id)}")
-    if message.attempt > MAX_ATTEMPT:
-        raise InvalidRequest("attempt", f"at most {MAX_ATTEMPT}, is {message.attempt}")
+    if message.attempt >= MAX_ATTEMPT:
+        raise InvalidRequest("attempt", f"at most {MAX_ATTEMPT - 1}, is {message.attempt}")
     return request_id, message.attempt or 1
 
 

@@ -56,7 +56,10 @@ class OpenAiBody:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to be placed and run. ``attempt`` counts from 1; a limit or SLO of 0 is the engine's or the pool's."""
+    """A request to be placed and run. ``attempt`` counts from 1; a limit or SLO of 0 is the engine's or the pool's.
+
+    ``age_ms``: how long ago its caller first asked for it, at an earlier attempt; its deadline counts from then.
+    """
 
     request_id: str
     prompt: Prompt
@@ -69,6 +72,7 @@ class Request:
     priority: int = 0
     exclude: tuple[str, ...] = ()
     openai: OpenAiBody | None = None
+    age_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class Submission:
     priority: int
     instance_id: str
     ticket: Ticket | None
+    age_ms: float = 0.0
 
     @property
     def token_ids(self) -> bytes:

@@ -72,6 +72,7 @@ class SubmitRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     OPENAI_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As routed."""
     attempt: _builtins.int
@@ -90,6 +91,8 @@ class SubmitRequest(_message.Message):
     """-1, 0 or 1."""
     instance_id: _builtins.str
     """Instance of this agent. Empty: the ticket's, or the agent's only one."""
+    age_ms: _builtins.float
+    """Milliseconds since its caller first asked, at an earlier attempt: the deadline counts from then. 0: it did just now."""
     @_builtins.property
     def ticket(self) -> _types_pb2.Ticket:
         """From the router. Absent: the agent hashes the prompt itself and no booking is covered."""
@@ -117,10 +120,11 @@ class SubmitRequest(_message.Message):
         priority: _builtins.int = ...,
         openai: Global___OpenAiBody | None = ...,
         instance_id: _builtins.str = ...,
+        age_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["openai", b"openai", "prompt", b"prompt", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "instance_id", b"instance_id", "lora", b"lora", "max_output_tokens", b"max_output_tokens", "model", b"model", "openai", b"openai", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "ticket", b"ticket", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "attempt", b"attempt", "cache_salt", b"cache_salt", "instance_id", b"instance_id", "lora", b"lora", "max_output_tokens", b"max_output_tokens", "model", b"model", "openai", b"openai", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "ticket", b"ticket", "ttft_slo_ms", b"ttft_slo_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

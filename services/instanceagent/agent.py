@@ -137,7 +137,9 @@ class Agent:
         self.identities.check_submit(submission.request_id, submission.attempt, instance.now_ms)
         ticket = submission.ticket
         parent = parent_of(traceparent, ticket.traceparent if ticket is not None else "")
-        return self._request(instance, submission, parent, submission.ttft_slo_ms - age_ms, age_ms)
+        # Its place among what was given up and its longest wait begin anew, its deadline does not.
+        deadline_left_ms = submission.ttft_slo_ms - age_ms - submission.age_ms
+        return self._request(instance, submission, parent, deadline_left_ms, age_ms)
 
     def _open_accept(self, submission: Submission, handover: Handover) -> HeldRequest:
         instance = self.instance(handover.target_instance_id)

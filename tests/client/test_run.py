@@ -145,6 +145,17 @@ async def test_full_agents_are_given_the_time_they_asked_for() -> None:
     assert list(router.asked[1].exclude_instance_ids) == []
 
 
+async def test_a_later_attempt_says_how_long_ago_the_request_was_asked_for() -> None:
+    """Its deadline counts from the first attempt: waiting in vain takes no time from others."""
+    full = FakeAgent("full/0", fails_with(Overloaded(200, "queue")))
+    good = FakeAgent("good/0", answers_well)
+    router = FakeRouter((full, None), (good, None))
+    async with serving(full, good, router), DualMapClient([router.address]) as client:
+        await client.complete(Request("r", REQUEST.prompt, age_ms=1_000), timeout_s=10)
+
+    assert 1_000 <= full.submitted[0].age_ms < 1_200 <= good.submitted[0].age_ms
+
+
 async def test_advice_beyond_the_deadline_is_not_waited_for() -> None:
     """The caller hears at once that the time will not do."""
     full = FakeAgent("full/0", fails_with(Overloaded(9_000, "queue")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 
 import pytest
 
@@ -105,6 +106,8 @@ def test_a_handed_over_request_goes_on_exactly_as_it_came() -> None:
         ({"attempt": 70_000}, "attempt"),
         ({"priority": 2}, "priority"),
         ({"ttft_slo_ms": 3_600_001}, "ttft_slo_ms"),
+        ({"age_ms": -1.0}, "age_ms"),
+        ({"age_ms": float("nan")}, "age_ms"),
         ({"max_output_tokens": 1 << 21}, "max_output_tokens"),
         ({"lora": "x" * 600}, "lora"),
         ({"prompt": types_pb2.Prompt()}, "prompt"),
@@ -172,6 +175,19 @@ def test_every_name_of_a_pool_hashes_alike_at_agent_and_router() -> None:
     asked = router_pb2.RouteRequest(request_id="r", prompt=PROMPT, model="alias")
     assert submission.model == "alias"
     assert submission.chain == route_call(asked, 0, rules).query.chain
+
+
+@pytest.mark.parametrize(("characters", "taken"), [(128, True), (129, False)])
+def test_router_and_agent_take_ids_of_the_same_length(characters: int, taken: bool) -> None:
+    """What was routed is never refused by the agent for its id."""
+    name = "x" * characters
+    rules = RouteRules(("base",), DEFAULTS.parameters, 5.0, b"")
+    for read in (
+        lambda: route_call(router_pb2.RouteRequest(request_id=name, prompt=PROMPT), 0, rules),
+        lambda: submission_of(agent_pb2.SubmitRequest(request_id=name, prompt=PROMPT), DEFAULTS),
+    ):
+        with nullcontext() if taken else pytest.raises(InvalidRequest, match=str(characters)):
+            read()
 
 
 def test_a_tickets_pair_comes_with_it() -> None:

@@ -72,6 +72,24 @@ async def test_state_is_whole_first_then_changes_and_a_long_poll_answers_at_the_
         assert (await _state(built, "a", incarnation=1, since_version=after.version)).full
 
 
+async def test_a_deadline_counts_from_when_the_caller_first_asked() -> None:
+    """A later attempt brings its age: of 5 s it has 1 s left after 4 s, and what it waited here counts from now."""
+    async with cluster("a") as built:
+        stub = built.stub("a")
+        built.pause("a")
+        running = submit(stub, submission("staged"))
+        late = submit(stub, submission("late", seed=2, count=30_000, attempt=2, age_ms=4_000))
+        await until(lambda: "queued" in late.kinds, "it waits")
+        listed = await stub.ListQueue(agent_pb2.ListQueueRequest(instance_id="a/0"), timeout=5)
+
+        assert [item.request_id for item in listed.items] == ["late"]
+        assert 0 < listed.items[0].deadline_ms <= 1_000
+        assert listed.items[0].age_ms < 4_000
+        built.resume("a")
+        assert await running.end() is grpc.StatusCode.OK
+        assert await late.end() is grpc.StatusCode.OK
+
+
 async def test_an_attempt_never_runs_twice() -> None:
     """Held or ended: ALREADY_EXISTS; a lower attempt after a higher: ABORTED."""
     async with cluster("a") as built:
