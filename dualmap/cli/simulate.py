@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from dualmap.cli import simulate_options as given
 from dualmap.simulator.goodput import SEEDS, GoodputFigure, Trial, goodputs, worker_pool
+from dualmap.simulator.registry import PEERS, installed
 from dualmap.simulator.report import Measures
 from dualmap.simulator.study import (
     Arrivals,
@@ -124,6 +125,8 @@ def run(  # noqa: PLR0917 - options of a command
     routers: given.Routers = None,
     bookings: given.Bookings = True,
     fit_cost: given.FitCost = False,
+    slowdown_term: given.SlowdownTerm = True,
+    start_depth: given.StartDepth = 1,
     rebalance_ms: given.RebalanceMs = None,
     heat_ms: given.HeatMs = None,
     kv_tokens: given.KvTokens = 1_200_000,
@@ -143,7 +146,9 @@ def run(  # noqa: PLR0917 - options of a command
     arrivals = Arrivals(rate, own_timing, keep_bursts)
     arrivals.times(workload.requests[:2], 1)
     periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
-    controls = given.control(as_built, periods, rebalance, heat, bookings, fit_cost)
+    controls = given.learning(
+        given.control(as_built, periods, rebalance, heat, bookings, fit_cost), slowdown_term, start_depth
+    )
     built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
         given.cluster(instances, slo_s, built, queue, binding, controls),
@@ -153,7 +158,7 @@ def run(  # noqa: PLR0917 - options of a command
     )
     names = given.policy_names(policies)
     given.check_choosing(names, select, choices, escape)
-    given.check_peers(names, options.timetable)
+    given.check_timetable(names, options.timetable, instances)
     trials = [Trial(name, name, options) for name in names]
     with worker_pool((), workers) as pool, _progress(len(trials) * seeds, "runs") as bar:
         found = runs(pool, workload, arrivals, trials, range(1, seeds + 1), lambda: bar.advance(bar.task_ids[0]))
@@ -197,6 +202,8 @@ def goodput(  # noqa: PLR0917 - options of a command
     routers: given.Routers = None,
     bookings: given.Bookings = True,
     fit_cost: given.FitCost = False,
+    slowdown_term: given.SlowdownTerm = True,
+    start_depth: given.StartDepth = 1,
     rebalance_ms: given.RebalanceMs = None,
     heat_ms: given.HeatMs = None,
     kv_tokens: given.KvTokens = 1_200_000,
@@ -212,7 +219,9 @@ def goodput(  # noqa: PLR0917 - options of a command
     """The highest Poisson rate at which enough requests are in time: bisection to 1 %, mean of the fixed seeds."""
     workload = _workload(trace, synthetic, limit, max_input, over_long, skip_bad, warmup).load(_skipped)
     periods = given.Periods(poll_ms, message_ms, routers, rebalance_ms, heat_ms)
-    controls = given.control(as_built, periods, rebalance, heat, bookings, fit_cost)
+    controls = given.learning(
+        given.control(as_built, periods, rebalance, heat, bookings, fit_cost), slowdown_term, start_depth
+    )
     built = given.engine(model, kv_tokens, host_tokens, host_load_us, decode_rate, decode_slowdown, prefill_slowdown)
     options = replace(
         given.cluster(instances, slo_s, built, queue, binding, controls),
@@ -240,21 +249,52 @@ def goodput(  # noqa: PLR0917 - options of a command
 
 
 @app.command("paper")
-def paper(
+def paper(  # noqa: PLR0917 - options of a command
     conversation: Annotated[str, typer.Option(help="Mooncake's conversation trace.")],
     toolagent: Annotated[
         str, typer.Option(help="Mooncake's tool and agent trace, or the hybrid that stands in for it.")
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="One seed and the smaller clusters.")] = False,
-    out: Annotated[str, typer.Option(help="Folder of the results.")] = "docs/results",
+    quick: Annotated[bool, typer.Option("--quick", help="Short traces, one seed: minutes, and other figures.")] = False,
+    only: Annotated[str, typer.Option(help="Only these sections, by comma.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, max=len(SEEDS), help="Of the fixed seeds, the first so many.")] = len(
+        SEEDS
+    ),
+    out: Annotated[str, typer.Option(help="Folder of the results.")] = "docs/results/simulator",
+    kept: Annotated[
+        str | None, typer.Option(help="Results are kept there as they come; a call that was stopped goes on from it.")
+    ] = None,
+    keep_older: Annotated[
+        bool, typer.Option("--keep-older", help="Take kept results of other code too, where decisions did not change.")
+    ] = False,
     workers: given.Workers = 0,
 ) -> None:
-    """Run the paper's comparisons and write tables, JSON and plots."""
-    from dualmap.simulator.paper import CONVERSATION, HYBRID, Extent, Paper  # noqa: PLC0415 - matplotlib is slow
+    """Run the paper's comparisons and write tables, JSON and plots; stopped, the same call goes on where it was."""
+    from dualmap.simulator.kept import Kept, Runner  # noqa: PLC0415 - for this command alone
+    from dualmap.simulator.paper import write_paper  # noqa: PLC0415 - matplotlib is slow to import
+    from dualmap.simulator.paper_desk import Extent  # noqa: PLC0415
+    from dualmap.simulator.paper_sections import CONVERSATION, HYBRID, SECTIONS  # noqa: PLC0415
 
-    chosen = ((CONVERSATION, conversation, 4_500), (HYBRID, toolagent, 5_000))
+    wanted = [name.strip() for name in only.split(",") if name.strip()] or list(SECTIONS)
+    for name in wanted:
+        if name not in SECTIONS:
+            raise ContradictionError(f"--only: {name!r} is none of {', '.join(SECTIONS)}")
+    limits = (2_000, 2_000) if quick else (4_500, 5_000)
+    chosen = ((CONVERSATION, conversation, limits[0]), (HYBRID, toolagent, limits[1]))
     workloads = [replace(WorkloadChoice(path, limit=limit).load(_skipped), name=name) for name, path, limit in chosen]
-    command = "dualmap simulate paper" + (" --quick" if quick else "")
+    count = 1 if quick else seeds
+    command = "dualmap simulate paper" + (" --quick" if quick else "") + (f" --seeds {seeds}" if seeds != 5 else "")
+    command += f" --only {','.join(wanted)}" if only else ""
     command += f" --conversation {Path(conversation).name} --toolagent {Path(toolagent).name}"
-    with worker_pool(workloads, workers) as pool, _console.status("paper") as status:
-        Paper(pool, workloads, Path(out), Extent(quick)).write(command, lambda step: status.update(f"paper: {step}"))
+    file = Kept(Path(kept) if kept is not None else Path(out) / "kept.jsonl", older=keep_older)
+    peers = () if quick else tuple(name for name in PEERS if installed(name))
+    with worker_pool(workloads, workers) as pool, _progress(1, "paper") as bar:
+        runner = Runner(pool, workloads, file)
+
+        def show() -> None:
+            bar.update(bar.task_ids[0], total=runner.jobs, completed=runner.finished())
+
+        runner.on_done = show
+        write_paper(runner, workloads, Path(out), Extent(wanted, quick, SEEDS[:count], peers), command, show)
+    if file.of_other_code:
+        _console.print(f"{file.of_other_code} kept results of other code were taken", highlight=False)
+    _console.print(f"written to {out}", highlight=False)

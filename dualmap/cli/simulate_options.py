@@ -23,7 +23,7 @@ from dualmap.simulator.options import (
     TimetableEntry,
     simulated_engine,
 )
-from dualmap.simulator.registry import PEERS, POLICIES
+from dualmap.simulator.registry import CEILINGS, PEERS, POLICIES
 from dualmap.simulator.study import ContradictionError
 
 
@@ -85,6 +85,11 @@ Bookings = Annotated[
     bool, typer.Option("--bookings/--no-bookings", help="Whether a router counts what it sent itself.")
 ]
 FitCost = Annotated[bool, typer.Option("--fit-cost", help="Instances learn their cost; --as-built has it.")]
+SlowdownTerm = Annotated[
+    bool,
+    typer.Option("--slowdown-term/--no-slowdown-term", help="Learnt costs know what decodes beside a prefill add."),
+]
+StartDepth = Annotated[int, typer.Option(min=1, max=64, help="Blocks of a key before heat lengthens it.")]
 RebalanceMs = Annotated[float | None, typer.Option(min=1, help="Period of the rebalancer; 250 ms unless told.")]
 HeatMs = Annotated[float | None, typer.Option(min=1, help="Period of heat samples; 1,000 ms unless told.")]
 KvTokens = Annotated[int, typer.Option(min=1, help="KV cache of an instance, tokens.")]
@@ -147,6 +152,15 @@ def control(  # noqa: PLR0917 - the commands' options
     return replace(base, bookings=bookings, fit_cost=base.fit_cost or fit_cost, **changes)  # type: ignore[arg-type]
 
 
+def learning(controls: ControlOptions, slowdown_term: bool, start_depth: int) -> ControlOptions:
+    """The same with what instances learn and where keys start."""
+    if not slowdown_term and not controls.fit_cost:
+        raise ContradictionError(
+            "--no-slowdown-term needs --fit-cost or --as-built: a cost that is told has no such term"
+        )
+    return replace(controls, slowdown_term=slowdown_term, start_depth=start_depth)
+
+
 def engine(  # noqa: PLR0917 - the commands' options
     model: Model,
     kv_tokens: int,
@@ -196,11 +210,23 @@ def timetable(text: str) -> list[TimetableEntry]:
     return [_entry(piece.strip()) for piece in text.split(",") if piece.strip()]
 
 
-def check_peers(names: Sequence[str], happenings: Sequence[TimetableEntry]) -> None:
-    """Refuse what a peer cannot be told."""
+def check_timetable(names: Sequence[str], happenings: Sequence[TimetableEntry], instances: int) -> None:
+    """Refuse what somebody cannot be told, and instances that are not there or there already."""
     for name in names:
         if name in PEERS and any(entry.happening != "stall" for entry in happenings):
             raise ContradictionError(f"--policies {name} and --timetable: it is told of stalls only")
+        if name in CEILINGS and any(entry.happening not in {"stall", "join"} for entry in happenings):
+            raise ContradictionError(
+                f"--policies {name} and --timetable: one central queue has nowhere to move work to"
+            )
+    there = set(range(instances))
+    for entry in sorted(happenings, key=lambda one: one.at_s):
+        if entry.at_s < 0 or entry.instance < 0:
+            raise ContradictionError(f"--timetable: {entry.at_s:g}:{entry.happening}:{entry.instance} is negative")
+        if (entry.happening == "join") == (entry.instance in there):
+            known = "is there already" if entry.happening == "join" else "is not there by then"
+            raise ContradictionError(f"--timetable and --instances: instance {entry.instance} {known}")
+        there.add(entry.instance)
 
 
 def _entry(part: str) -> TimetableEntry:

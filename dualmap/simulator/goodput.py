@@ -155,7 +155,12 @@ class GoodputFigure:
 def worker_pool(workloads: Sequence[Workload], workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that hold the workloads; 0 workers: as many as cores."""
     with ProcessPoolExecutor(workers or os.cpu_count() or 1, initializer=load_workloads, initargs=(workloads,)) as pool:
-        yield pool
+        try:
+            yield pool
+        except BaseException:
+            # Leaving waits for what runs; what only waits its turn is nobody's any more.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def goodputs(  # noqa: PLR0917 - a table's head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dualmap.core.choose import ChooseOptions
 from dualmap.core.heat_tree import HeatOptions
@@ -17,35 +17,13 @@ from dualmap.simulator.options import (
     TimetableEntry,
     simulated_engine,
 )
+from dualmap.simulator.registry import CEILINGS
 
 BASELINES = ("min_ttft", "preble", "least_loaded", "cache_affinity", "round_robin", "dualmap_released")
-CEILINGS = ("ceiling_central", "ceiling_shared_cache")
 OURS = ClusterOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class RunTable:
-    """Trials at fixed rates. ``rates`` are shares of the workload's capacity bound."""
-
-    name: str
-    title: str
-    workload: str
-    trials: Sequence[Trial]
-    rates: Sequence[float]
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputTable:
-    """Trials to be bisected. ``beside`` is what others published for a label."""
-
-    name: str
-    title: str
-    workload: str
-    trials: Sequence[Trial]
-    fair: bool
-    beside: dict[str, str] = field(default_factory=dict)
-    note: str = ""
+SAME_QUEUE = ("min_ttft + slo queue", "preble + slo queue", "least_loaded + slo queue")
+MAIN = ("dualmap", "dualmap as built", "min_ttft", "preble", "dualmap_released", "min_ttft + slo queue", *CEILINGS)
+"""Rows whose plain goodput is looked for too."""
 
 
 def trial(label: str, policy: str = "dualmap", options: ClusterOptions = OURS) -> Trial:
@@ -89,10 +67,13 @@ def parts_off() -> list[Trial]:
 
     trials = [trial("all on")]
     trials += [trial(f"select {name}", options=choosing(select=name)) for name in ("min_ttft", "cache", "load")]
-    trials.append(trial("no escape", options=choosing(escape=False)))
     trials += [
-        trial(f"choices {count}, no escape", options=choosing(escape=False, choices=count)) for count in (1, 3, 4)
+        trial(f"d = {count}, no escape", options=choosing(escape=False, choices=count)) for count in (1, 2, 3, 4)
     ]
+    off = replace(EXACT, rebalance_s=0.0)
+    trials.append(trial("no rebalance", options=replace(OURS, control=off)))
+    trials.append(trial("early binding", options=replace(OURS, binding="early")))
+    trials.append(trial("early binding, no rebalance", options=replace(OURS, binding="early", control=off)))
     trials.append(trial("looks 8", options=choosing(looks=8)))
     trials += [trial(f"work weight {weight:g}", options=choosing(work_weight=weight)) for weight in (0.0, 1.0, 8.0)]
     trials.append(trial("no heat", options=replace(OURS, control=replace(EXACT, heat_s=0.0))))
@@ -121,16 +102,21 @@ def stalls(until_s: float, instances: int) -> list[TimetableEntry]:
     return [TimetableEntry(30.0 + 60.0 * turn, "stall", turn % instances, 5.0) for turn in range(count)]
 
 
+def fresh() -> list[Trial]:
+    """Ours and the others at exact state, all with the same queue."""
+    return [trial("dualmap"), *(same_queue(name) for name in ("min_ttft", "preble", "least_loaded"))]
+
+
 def stale(poll_s: float, routers: int, instances: int) -> list[Trial]:
-    """Ours and the scan of all, the same queue, at one age of state."""
+    """The same at one age of state; ours and the scan of all also without bookings."""
     options = replace(OURS, instances=instances, control=replace(AS_BUILT, poll_s=poll_s, routers=routers))
     plain = replace(options, control=replace(options.control, bookings=False))
-    suffix = f"{poll_s:g} s old, {routers} routers, n = {instances}"
     return [
-        trial(f"dualmap, {suffix}", options=options),
-        replace(same_queue("min_ttft", options), label=f"min_ttft + slo queue, {suffix}"),
-        trial(f"dualmap, no bookings, {suffix}", options=plain),
-        replace(same_queue("min_ttft", plain), label=f"min_ttft + slo queue, no bookings, {suffix}"),
+        trial("dualmap", options=options),
+        *(same_queue(name, options) for name in ("min_ttft", "preble", "least_loaded")),
+        trial("dualmap, no rebalance", options=replace(options, control=replace(options.control, rebalance_s=0.0))),
+        trial("dualmap, no bookings", options=plain),
+        replace(same_queue("min_ttft", plain), label="min_ttft + slo queue, no bookings"),
     ]
 
 
@@ -147,8 +133,13 @@ def keys() -> list[Trial]:
 def fourteen() -> list[Trial]:
     """The paper's second model."""
     options = replace(OURS, engine=simulated_engine(COST_14B))
-    names = ("dualmap", "min_ttft", "preble", "dualmap_released")
-    return [Trial(f"{name} 14B", name, options) for name in names]
+    names = ("dualmap", "min_ttft", "preble", "dualmap_released", "cache_affinity", "least_loaded")
+    found = [Trial(name, name, options) for name in names]
+    found.append(same_queue("min_ttft", options))
+    pair = replace(options, choose=replace(OURS.choose, select="min_ttft", escape=False))
+    found.append(trial("least prediction inside the pair", options=pair))
+    off = replace(options, binding="early", control=replace(EXACT, rebalance_s=0.0))
+    return [*found, trial("dualmap, no rebalance, early binding", options=off)]
 
 
 def decode_limited() -> list[Trial]:
@@ -165,10 +156,13 @@ def decode_limited() -> list[Trial]:
     ]
 
 
-def elasticity(start: int, more: int, join_s: float, leave_s: float | None) -> Trial:
-    """``start`` instances, ``more`` join, and leave again if told when."""
-    table = [TimetableEntry(join_s, "join", start + number) for number in range(more)]
+def elasticity(label: str, start: int, joins: Sequence[tuple[float, int]], leave_s: float | None = None) -> Trial:
+    """``start`` instances; at each time so many join; all that joined leave again if told when."""
+    table: list[TimetableEntry] = []
+    number = start
+    for at_s, count in joins:
+        table += [TimetableEntry(at_s, "join", number + place) for place in range(count)]
+        number += count
     if leave_s is not None:
-        table += [TimetableEntry(leave_s, "drain", start + number) for number in range(more)]
-    shape = f"{start} to {start + more}" + (f" to {start}" if leave_s is not None else "")
-    return trial(shape, options=replace(OURS, instances=start, timetable=table, control=AS_BUILT))
+        table += [TimetableEntry(leave_s, "drain", place) for place in range(start, number)]
+    return trial(label, options=replace(OURS, instances=start, timetable=table, control=AS_BUILT))

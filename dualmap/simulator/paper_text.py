@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dualmap.simulator.goodput import GoodputFigure
+from dualmap.simulator.paper_desk import Extent
 from dualmap.simulator.report import Measures
 from dualmap.simulator.study import SCHEMA_VERSION, means
 
@@ -16,7 +16,7 @@ Rows = Sequence[Sequence[str]]
 RUN_HEAD = (
     "trial",
     "in SLO",
-    "range",
+    "range over seeds",
     "fair",
     "hit",
     "CV",
@@ -53,6 +53,11 @@ class Document:
         """A table of runs at one rate."""
         self.table(title, RUN_HEAD, rows)
 
+    def picture(self, folder: Path, file: str, draw: Callable[..., None], *values: object) -> None:
+        """A plot in the same folder."""
+        draw(folder / file, *values)
+        self.pictures.append(file)
+
     def write(self, folder: Path, command: str) -> None:
         """The Markdown and the JSON file."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,14 +71,6 @@ class Document:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def goodput_rows(figures: Sequence[GoodputFigure], beside: Mapping[str, str]) -> list[list[str]]:
-    """Rows of a goodput table."""
-    return [
-        [one.label, f"{one.goodput:.2f}", f"{one.spread[0]:.2f} to {one.spread[1]:.2f}", beside.get(one.label, "")]
-        for one in figures
-    ]
 
 
 def run_rows(found: Mapping[str, Sequence[Measures]]) -> list[list[str]]:
@@ -95,27 +92,26 @@ def write_index(
     documents: Sequence[Document],
     facts: Mapping[str, tuple[float, float, int, int]],
     command: str,
-    *,
-    quick: bool,
+    extent: Extent,
 ) -> None:
     """The page that leads to the others."""
+    seeds = ", ".join(str(seed) for seed in extent.seeds)
     lines = [
         "# What the decisions are worth, in virtual time",
         "",
         (
             f"Made by `{command}`: Poisson arrivals, prompts cut to 20,480 tokens, 0.16 ms a token and 20 ms "
-            "a prefill, TTFT objective 5 s, first 500 requests not counted."
+            f"a prefill, TTFT objective 5 s, the warm-up not counted. Means over the seeds {seeds}; a range is theirs."
         ),
     ]
-    if quick:
-        lines += [
-            "",
-            "A quick call: one seed, fair goodput only, the smaller clusters. Differences within about 3 % are noise.",
-        ]
+    if extent.quick:
+        lines += ["", "A quick call: short traces, so other figures than a full one; one seed, so 3 % are noise."]
+    if not extent.peers:
+        lines += ["", "dynamo is not here: its package is not installed (`pip install 'dualmap[peers]'`)."]
     lines += ["", "| workload | requests | warm-up | bound req/s | hit ceiling |", "| --- | --- | --- | --- | --- |"]
     lines += [
-        f"| {name} | {count} | {warmup} | {bound:.1f} | {hit:.3f} |"
+        f"| {name} | {count} | {warmup} | {bound:.2f} | {hit:.3f} |"
         for name, (bound, hit, count, warmup) in facts.items()
     ]
-    lines += ["", *(f"- [{document.title}]({document.name}.md)" for document in documents), "- [Schema](SCHEMA.md)", ""]
+    lines += ["", *(f"- [{document.title}]({document.name}.md)" for document in documents), ""]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")

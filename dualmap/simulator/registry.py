@@ -27,6 +27,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ceiling_shared_cache": CeilingSharedCache,
 }
 
+CEILINGS = ("ceiling_central", "ceiling_shared_cache")
+"""Policies with one queue for the whole cluster."""
+
 
 def _dynamo() -> Policy:
     from dualmap.simulator.policies.dynamo import Dynamo  # noqa: PLC0415 - its sockets are for those who ask for it
@@ -46,3 +49,14 @@ def policy_named(name: str) -> Policy:
         KeyError: there is none of that name.
     """
     return (POLICIES.get(name) or PEERS[name])()
+
+
+def installed(name: str) -> bool:
+    """Whether a peer's package is there."""
+    from dualmap.simulator.policies.dynamo import PeerMissingError, load_service  # noqa: PLC0415 - as above
+
+    try:
+        load_service()
+    except PeerMissingError:
+        return False
+    return name in PEERS

@@ -6,8 +6,9 @@ Effective request capacity counts failed and shed requests as misses; the first 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from dualmap.simulator.cluster import RunResult
 from dualmap.simulator.requests import SimRequest
@@ -44,6 +45,13 @@ class Measures:
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Measures:
+        """From what `as_dict` gave, through JSON or not."""
+        depths = {int(depth): share for depth, share in value["key_depths"].items()}
+        parts = tuple(value["attainment_by_quartile"])
+        return cls(**{**value, "key_depths": depths, "attainment_by_quartile": parts})
 
 
 def percentile(values: Sequence[float], share: float) -> float:

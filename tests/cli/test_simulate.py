@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from dualmap.cli import simulate_options as given
 from dualmap.cli.simulate import app
+from dualmap.simulator.arrivals import poisson_arrivals
 from dualmap.simulator.study import ContradictionError
+from dualmap.simulator.synthetic import synthetic_trace
 
 BASE = ["--synthetic", "skew", "--limit", "120", "--warmup", "20", "--workers", "1", "--instances", "2"]
 
@@ -46,6 +48,12 @@ def test_run_is_the_default_and_writes_json_and_plots(tmp_path: Path) -> None:
         (["--rate", "3", "--speeds", "fast"], "--speeds"),
         (["--rate", "3", "--policies", "min_ttft", "--choices", "3"], "--choices"),
         (["--rate", "3", "--policies", "dynamo", "--timetable", "5:join:2"], "--timetable"),
+        (["--rate", "3", "--policies", "ceiling_central", "--timetable", "5:fail:1"], "--timetable"),
+        (["--rate", "3", "--timetable", "5:join:1"], "--instances"),
+        (["--rate", "3", "--timetable", "5:drain:2"], "--instances"),
+        (["--rate", "3", "--timetable", "9:join:2,5:fail:2"], "--instances"),
+        (["--rate", "3", "--timetable", "-5:stall:1:2"], "--timetable"),
+        (["--rate", "3", "--no-slowdown-term"], "--fit-cost"),
     ],
 )
 def test_contradictions_are_refused_by_name(options: list[str], named: str) -> None:
@@ -85,3 +93,66 @@ def test_goodput_takes_fewer_seeds(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert len(json.loads(out.read_text())["policies"]["min_ttft"]["by_seed"]) == 1
+
+
+def test_the_key_may_start_deeper(tmp_path: Path) -> None:
+    """Without a heat tree every key is as long as asked, where the prompt has so many blocks."""
+    out = tmp_path / "d.json"
+    asked = ["--rate", "3", "--policies", "dualmap", "--start-depth", "3", "--no-heat", "--json", str(out)]
+    result = CliRunner().invoke(app, [*BASE, *asked])
+
+    assert result.exit_code == 0, result.output
+    depths = json.loads(out.read_text())["policies"]["dualmap"]["by_seed"][0]["key_depths"]
+    assert max(int(depth) for depth in depths) == 3
+    assert depths["3"] > 0.5
+
+
+def trace_file(folder: Path) -> Path:
+    """A short trace in the published form."""
+    made = poisson_arrivals(synthetic_trace("skew", 800, 1), 4.0, 1)
+    lines = [
+        json.dumps(
+            {
+                "timestamp": int(one.timestamp_s * 1_000),
+                "input_length": one.input_tokens * 4,
+                "output_length": one.output_tokens,
+                "hash_ids": list(one.hash_ids),
+            }
+        )
+        for one in made
+    ]
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_paper_call_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What was kept is not run again, half a last line is no harm, and the files come out the same."""
+    trace = trace_file(tmp_path)
+    out = tmp_path / "results"
+    asked = ["paper", "--conversation", str(trace), "--toolagent", str(trace), "--quick", "--only", "decode"]
+    asked += ["--workers", "1", "--out", str(out)]
+    first = CliRunner().invoke(app, asked)
+    assert first.exit_code == 0, first.output
+    written = {path.name: path.read_bytes() for path in out.iterdir() if path.suffix in {".md", ".json"}}
+    kept = out / "kept.jsonl"
+    lines = kept.read_text(encoding="utf-8").splitlines()
+    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40], encoding="utf-8")
+
+    second = CliRunner().invoke(app, asked)
+
+    assert second.exit_code == 0, second.output
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.suffix in {".md", ".json"}} == written
+    assert set(written) == {"README.md", "decode.md", "decode.json"}
+    again = [line for line in kept.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    assert again[-1] == lines[-1], "one was run again"
+    assert len(again) == len(lines)
+
+
+def test_a_section_nobody_knows_is_refused(tmp_path: Path) -> None:
+    """By name, before anything is read."""
+    asked = ["paper", "--conversation", "none", "--toolagent", "none", "--only", "everything", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, asked)
+
+    assert isinstance(result.exception, ContradictionError)
+    assert "--only" in str(result.exception)
