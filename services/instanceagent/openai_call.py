@@ -20,6 +20,7 @@ ATTEMPT = "x-dualmap-attempt"
 INSTANCE = "x-dualmap-instance"
 TTFT_SLO_MS = "x-dualmap-ttft-slo-ms"
 PRIORITY = "x-dualmap-priority"
+AGE_MS = "x-dualmap-age-ms"
 TRACEPARENT = "traceparent"
 
 HEADERS_FORWARDED = frozenset({"x-request-id", TRACEPARENT, "tracestate", "baggage"})
@@ -53,6 +54,7 @@ class OpenAiCall:
     traceparent: str
     ttft_slo_ms: int
     priority: int
+    age_ms: int
     arrived_ms: float
 
     def traced(self, traceparent: str) -> OpenAiCall:
@@ -94,6 +96,7 @@ class OpenAiCall:
             max_output_tokens=_limit(self.fields),
             ttft_slo_ms=self.ttft_slo_ms,
             priority=self.priority,
+            age_ms=self.age_ms,
             openai=OpenAiBody(self.path, self.body, self.headers, self.stream),
         )
 
@@ -114,6 +117,7 @@ def read_call(path: str, body: bytes, headers: Mapping[str, str], arrived_ms: fl
         traceparent=headers.get(TRACEPARENT, ""),
         ttft_slo_ms=_number(headers, TTFT_SLO_MS, 0, 0),
         priority=_number(headers, PRIORITY, 0, -1),
+        age_ms=_number(headers, AGE_MS, 0, 0),
         arrived_ms=arrived_ms,
     )
 

@@ -82,6 +82,7 @@ BAD: list[tuple[bytes, dict[str, str], int, str | None]] = [
     (b'{"messages": [{"role": "user", "content": "x"}]}', {"x-dualmap-ticket": "/////w=="}, 400, "ticket"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', {"x-dualmap-ticket": "CAE="}, 400, None),
     (b'{"messages": [{"role": "user", "content": "x"}]}', {"x-dualmap-priority": "high"}, 400, "x-dualmap-priority"),
+    (b'{"messages": [{"role": "user", "content": "x"}]}', {"x-dualmap-age-ms": "100000000"}, 400, "age_ms"),
     (
         b'{"messages": [{"role": "user", "content": "x"}]}',
         {"x-dualmap-ttft-slo-ms": "-1"},
