@@ -789,7 +789,7 @@ class MigrateRequest(_message.Message):
     list_token: _builtins.bytes
     """From ListQueue. Older than 2 s or of another life: STALE_PLAN."""
     fencing_epoch: _builtins.int
-    """Fencing epoch of the rebalancer's leadership. Lower than one already seen: FAILED_PRECONDITION. 0: an operator."""
+    """Fencing epoch of the rebalancer's leadership. Lower than one heard in the last 60 s: FAILED_PRECONDITION. 0: an operator."""
     traceparent: _builtins.str
     """W3C traceparent of the rebalancer's round, to be linked. Empty: not traced."""
     @_builtins.property

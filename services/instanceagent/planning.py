@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from dualmap.core.errors import BindingIsEarly, StaleLeader
+from dualmap.core.errors import BindingIsEarly
 from dualmap.rpc.convert_agent import MigrationOrder, MoveOrder, MoveResult, QueueEntry, QueueListing
 from dualmap.rpc.convert_offer import OfferBatch, PullOrder
 from dualmap.rpc.request_events import HandoverCause, MoveOutcome
 from services.instanceagent.agent import Agent
 from services.instanceagent.candidates import Candidates
+from services.instanceagent.fence import Fence
 from services.instanceagent.handover import Handovers
 from services.instanceagent.instance import Instance
 
@@ -28,7 +29,7 @@ class Planning:
         self._agent = agent
         self._candidates = candidates
         self._handovers = handovers
-        self._fencing_epoch = 0
+        self._fence = Fence()
 
     @property
     def ring_epoch(self) -> int:
@@ -61,10 +62,7 @@ class Planning:
     async def migrate(self, order: MigrationOrder) -> list[MoveResult]:
         """Hand a batch over, all at once; one outcome each. Raises UnknownInstance, StaleLeader."""
         instance = self._agent.instance(order.instance_id)
-        if order.fencing_epoch:
-            if order.fencing_epoch < self._fencing_epoch:
-                raise StaleLeader(order.fencing_epoch, self._fencing_epoch)
-            self._fencing_epoch = order.fencing_epoch
+        self._fence.pass_in(order.fencing_epoch, instance.now_ms)
         problem = self._stale(order.list_token, instance.now_ms)
         if problem is not None:
             return [MoveResult(move.request_id, MoveOutcome.STALE_PLAN, problem) for move in order.moves]
