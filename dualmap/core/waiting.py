@@ -57,6 +57,7 @@ _Key = tuple[float, float, int]
 _Item = tuple[float, float, int, WaitingRequest, float]
 """Sort key of three numbers (the last is unique), the request, its cost in ms: a plan or a report reads a thousand."""
 
+_HIGHEST_FIRST = tuple(reversed(range(PRIORITY_CLASSES)))
 _NS_PER_S = 1_000_000_000
 
 
@@ -114,6 +115,7 @@ class WaitingQueue:
         self._miss_tokens = 0
         self._plan: deque[WaitingRequest] = deque()
         self._dropped: list[tuple[float, int, WaitingRequest]] = []
+        self._dropped_due: list[list[float]] = [[] for _ in range(PRIORITY_CLASSES)]
         self._windowed: list[int] = [0] * PRIORITY_CLASSES
         self._planned_ms: float | None = None
         self._dirty = True
@@ -232,6 +234,22 @@ class WaitingQueue:
         # Releasing the planned head does not change the plan behind it.
         self._dirty = dirty
         self._since_aged = 0 if was_late else self._since_aged + 1
+
+    def rank(self, request: WaitingRequest) -> int:
+        """How many of those that wait would go before it, by the plan as it was last made. O(log n)."""
+        entry = self._entries[request.identity]
+        if self.policy is not QueuePolicy.SLO:
+            return bisect_left(entry.place, entry.key)
+        kept = [len(live) - len(dropped) for live, dropped in zip(self._live, self._dropped_due, strict=True)]
+        pclass = priority_class(request.priority)
+        dropped = self._dropped_due[pclass]
+        earlier = bisect_left(dropped, request.deadline_ms)
+        given_up = earlier < len(dropped) and dropped[earlier] == request.deadline_ms
+        if given_up or entry.place is self._late:
+            place = (self._rank(request), entry.key[2])
+            late = bisect_left(self._late, (place[0], 0.0, place[1]))
+            return max(0, sum(kept)) + late + bisect_left(self._dropped, place, key=_rank_of)
+        return max(0, sum(kept[pclass + 1 :]) + bisect_left(entry.place, entry.key) - earlier)
 
     def order(self, now_ms: float, rest_s: float = 0.0, limit: int | None = None) -> list[WaitingRequest]:
         """What waits, in the order it would be released if nothing came; the first ``limit`` of it."""
@@ -354,7 +372,9 @@ class WaitingQueue:
         self._dropped = []
         lots = [[item[3].lot for item in kept] for kept in classes] if self.options.even_drops else None
         start_ms = now_ms + rest_s * 1_000
-        for kept, (kept_at, dropped_at) in zip(classes, feasible_by_class(jobs, start_ms, lots), strict=True):
+        planned = feasible_by_class(jobs, start_ms, lots)
+        for pclass, kept, (kept_at, dropped_at) in zip(_HIGHEST_FIRST, classes, planned, strict=True):
+            self._dropped_due[pclass] = [kept[position][0] for position in dropped_at]
             self._plan.extend([kept[position][3] for position in kept_at])
             for position in dropped_at:
                 item = kept[position]

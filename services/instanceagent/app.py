@@ -238,15 +238,34 @@ class App:
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve until ``stop``, then drain; one JSON line on stdout says where."""
+    """Serve until ``stop``, then drain; one JSON line on stdout says where. A stop ends the wait for an engine too."""
     _log.info("settings", **settings.printable())
-    async with App(settings) as app:
+    async with AsyncExitStack() as stack:
+        app = await _started(stack, App(settings), stop)
+        if app is None:
+            return
         with _faults(app):
             http_port = app.http.port if app.http is not None else None
             line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port, "http_port": http_port}
             print(json.dumps(line), flush=True)  # noqa: T201  (parents find the ports by it)
             await stop.wait()
             await app.drain()
+
+
+async def _started(stack: AsyncExitStack, app: App, stop: asyncio.Event) -> App | None:
+    """The app, entered; None when ``stop`` came first."""
+    starting = asyncio.ensure_future(stack.enter_async_context(app))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            return starting.result()
+        _log.info("start_given_up")
+        return None
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
 @contextmanager

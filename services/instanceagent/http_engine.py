@@ -115,6 +115,9 @@ class HttpEngine:
         except EngineCallFailed as error:
             await self._http.close()
             raise StartError(f"the engine at {self._http.url} does not answer: {error.reason}") from error
+        except asyncio.CancelledError:
+            await self._http.close()
+            raise
         self.problem = None
         learnt = self.learnt
         if learnt.events is not None:

@@ -125,8 +125,8 @@ class Instance:
             raise error
         self.count_hits(request)
         predicted_ms = self.predict_ms(request)
-        position = len(self._queue)
         self._enqueue(request)
+        position = self._queue.rank(request.waiting)
         self.emit(request, route_values.Queued(self.instance_id, position, predicted_ms))
 
     def hold_for_others(self, request: HeldRequest) -> None:
@@ -397,6 +397,9 @@ class Instance:
         self._progress.gone(request.job_number, now_ms, progress=True)
         if event.hit_tokens is not None:
             request.hit_tokens = event.hit_tokens
+        if not request.first_token_ms:
+            self._refused(request, event, now_ms)
+            return
         prompt_tokens = request.submission.chain.prompt_tokens
         in_slo = request.first_token_ms <= request.waiting.deadline_ms
         self.counters.finished += 1
@@ -407,6 +410,14 @@ class Instance:
         done = done_event(request, event, now_ms)
         self.emit(request, done)
         request.spans.leave({"output_tokens": event.output_tokens})
+        self.finish(request, None, ended=True)
+
+    def _refused(self, request: HeldRequest, event: engines.Done, now_ms: float) -> None:
+        """An end without a token: the engine's own error went to the client. Not served, whatever its deadline."""
+        self._cost.gone(request.job_number)
+        self.metrics.failed("ENGINE_REFUSED")
+        self.emit(request, done_event(request, event, now_ms))
+        request.spans.leave(problem="engine refused")
         self.finish(request, None, ended=True)
 
     def _failed(self, request: HeldRequest, event: engines.Failed, now_ms: float) -> None:

@@ -25,7 +25,7 @@ def done_event(request: HeldRequest, event: engines.Done, now_ms: float) -> rout
         instance_id=request.instance_id,
         output_tokens=event.output_tokens,
         total_ms=request.since_submission_ms(now_ms),
-        ttft_ms=request.since_submission_ms(request.first_token_ms),
+        ttft_ms=request.since_submission_ms(request.first_token_ms) if request.first_token_ms else 0.0,
         waited_ms=request.since_submission_ms(request.staged_ms),
         hit_tokens=request.hit_tokens,
         prompt_tokens=request.submission.chain.prompt_tokens,

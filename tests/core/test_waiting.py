@@ -298,6 +298,23 @@ def test_the_given_up_can_be_listed() -> None:
     assert _queue(policy=QueuePolicy.FIFO).given_up(0.0) == []
 
 
+@pytest.mark.parametrize("policy", list(QueuePolicy))
+def test_a_rank_counts_those_that_go_before(policy: QueuePolicy) -> None:
+    """By the order of the queue, not by arrival: urgent work comes in before what waits, what is given up goes last."""
+    queue = _queue(
+        _request("later", 60_000, hit_tokens=5, submitted_ms=3.0),
+        _request("high", 70_000, priority=1, submitted_ms=2.0),
+        _request("given up", 4_000, prefill_s=3.9, submitted_ms=1.0),
+        _request("missed", -1, submitted_ms=-9.0),
+        _request("urgent", 2_000, hit_tokens=9, submitted_ms=4.0),
+        policy=policy,
+    )
+
+    ordered = queue.order(0.0)
+
+    assert [queue.rank(request) for request in ordered] == [0, 1, 2, 3, 4]
+
+
 def test_a_list_may_be_cut_and_puts_the_later_deadlines_before_the_lost() -> None:
     """The first so many; beyond the window the earliest deadlines come before what was given up."""
     queue = WaitingQueue(options=OrderOptions(window=2))

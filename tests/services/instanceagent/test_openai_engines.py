@@ -103,7 +103,7 @@ async def test_killing_the_client_frees_the_engine_within_200_ms(name: str, phas
 
 
 async def test_what_the_engine_refuses_is_told_in_its_words() -> None:
-    """Its status, its body; the request is over, the client may correct it."""
+    """Its status, its body; the request is over, the client may correct it, and it counts as served nowhere."""
     async with _pair("vllm") as (built, _server):
         with pytest.raises(openai.BadRequestError) as refused:
             await built.client("a").chat.completions.create(
@@ -112,6 +112,8 @@ async def test_what_the_engine_refuses_is_told_in_its_words() -> None:
         assert "exceed" in str(refused.value)
         assert refused.value.response.headers["x-dualmap-request-id"]
         await until(lambda: all(built.built.instance(n).empty for n in "ab"), "nobody holds anything")
+        loads = [built.built.instance(name).load() for name in "ab"]
+        assert [(load.finished, load.finished_in_slo, load.prompt_tokens) for load in loads] == [(0, 0, 0)] * 2
 
 
 async def test_bytes_of_a_stream_are_the_engines_own() -> None:

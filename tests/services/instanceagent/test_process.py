@@ -85,3 +85,29 @@ async def test_a_process_serves_tells_pauses_and_leaves_cleanly() -> None:
         assert await asyncio.wait_for(process.wait(), 20) == 0
     assert ring.left == ["p/0"]
     await ring.stop()
+
+
+async def test_sigterm_while_the_engine_is_awaited_ends_the_process_in_time() -> None:
+    """An engine that does not come keeps no process from its end."""
+    environ = {
+        **os.environ,
+        "DUALMAP_SERVER__PORT": "0",
+        "DUALMAP_METRICS__PORT": "0",
+        "DUALMAP_HTTP__PORT": "0",
+        "DUALMAP_AGENT__ID": "p",
+        "DUALMAP_ENGINE__KIND": "vllm",
+        "DUALMAP_ENGINE__URL": "http://127.0.0.1:1",
+    }
+    command = (sys.executable, "-m", "services.instanceagent")
+    process = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(20):
+            while b"engine_awaited" not in await process.stderr.readline():
+                assert process.returncode is None
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
