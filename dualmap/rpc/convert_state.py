@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dualmap.core.errors import InvalidRequest
 from dualmap.core.state import (
+    EMPTY_WAITING,
     PRIORITY_CLASSES,
     SLACK_BUCKETS,
     KvSnapshot,
@@ -30,6 +31,7 @@ MAX_PAGE_SIZE = 1_000
 _RECORD_BYTES = 9
 _SEEN_BYTES = 32
 _TIERS = 3
+_NO_BUCKETS = (0.0,) * SLACK_BUCKETS
 _SECONDS = ("rest_s", "stalled_ms", "kv_use", "offered_s")
 _SAME_NAMES = (
     "rest_s",
@@ -285,14 +287,19 @@ def facts_of(message: state_pb2.InstanceSummary) -> InstanceFacts:
 def _waiting_of(classes: Sequence[state_pb2.SlackBuckets]) -> tuple[float, ...]:
     if len(classes) > PRIORITY_CLASSES:
         raise InvalidRequest("load.waiting", f"at most {PRIORITY_CLASSES} classes, got {len(classes)}")
-    flat = [0.0] * (PRIORITY_CLASSES * SLACK_BUCKETS)
-    for number, buckets in enumerate(classes):
-        if len(buckets.waiting_s) > SLACK_BUCKETS:
-            raise InvalidRequest("load.waiting", f"at most {SLACK_BUCKETS} buckets, got {len(buckets.waiting_s)}")
-        for bucket, seconds in enumerate(buckets.waiting_s):
-            _check_amount(seconds, "load.waiting.waiting_s")
-            flat[number * SLACK_BUCKETS + bucket] = seconds
-    return tuple(flat)
+    flat: list[float] = []
+    for buckets in classes:
+        seconds = tuple(buckets.waiting_s)
+        if len(seconds) > SLACK_BUCKETS:
+            raise InvalidRequest("load.waiting", f"at most {SLACK_BUCKETS} buckets, got {len(seconds)}")
+        flat += seconds
+        flat += _NO_BUCKETS[len(seconds) :]
+    # One look at all of them: a sum is finite only where each is. Each poll comes by here.
+    if flat and not (min(flat) >= 0 and math.isfinite(sum(flat))):
+        for value in flat:
+            _check_amount(value, "load.waiting.waiting_s")
+        raise InvalidRequest("load.waiting.waiting_s", "the sum is not finite")
+    return tuple(flat) + EMPTY_WAITING[len(flat) :]
 
 
 def _cost_of(message: state_pb2.CostModel) -> PrefillCost:

@@ -41,6 +41,8 @@ class StateCalls:
         self._telemetry = telemetry
         self._max_answer_bytes = max_answer_bytes
         self._channels: dict[str, grpc.aio.Channel] = {}
+        # A stub makes every method's call object: as dear as all of a poll's conversion.
+        self._stubs: dict[str, agent_pb2_grpc.InstanceAgentAsyncStub] = {}
 
     async def get_state(self, address: str, query: StateQuery, timeout_s: float) -> StateUpdate:
         """One poll, over within ``timeout_s`` whatever the agent does. Raises StateCallError."""
@@ -58,7 +60,7 @@ class StateCalls:
         return update
 
     async def _ask(self, address: str, query: StateQuery, timeout_s: float) -> agent_pb2.GetStateResponse:
-        stub = agent_pb2_grpc.InstanceAgentStub(self._channel(address))
+        stub = self._stub(address)
         message = query_message(query)
         if self._held and self._streams.streams(address):
             try:
@@ -73,6 +75,7 @@ class StateCalls:
         gone = [address for address in self._channels if address not in addresses]
         for address in gone:
             self._streams.forget(address)
+            del self._stubs[address]
         await asyncio.gather(*(self._channels.pop(address).close() for address in gone))
 
     async def close(self) -> None:
@@ -85,8 +88,9 @@ class StateCalls:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
+    def _stub(self, address: str) -> agent_pb2_grpc.InstanceAgentAsyncStub:
+        stub = self._stubs.get(address)
+        if stub is None:
             channel = self._channels[address] = aio_channel(address, self._telemetry, self._max_answer_bytes)
-        return channel
+            stub = self._stubs[address] = agent_pb2_grpc.InstanceAgentStub(channel)
+        return stub

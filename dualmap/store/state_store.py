@@ -17,12 +17,11 @@ from dualmap.store.packing import (
     FORMAT,
     PackedChange,
     UnreadableValueError,
-    pack_change,
-    pack_load,
     unpack_change,
     unpack_load,
 )
 from dualmap.store.script import Script, number
+from dualmap.store.state_writer import Base, StateWriter, WriteOutcome
 from dualmap.store.streams import START, StreamEntry, last_position, read_streams
 
 _HEAD_FIELDS = (
@@ -37,15 +36,6 @@ _HEAD_FIELDS = (
     "load",
 )
 _SNAPSHOT_FIELDS = ("snapshot_hashes", "snapshot_tiers", "snapshot_version", "snapshot_position")
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What a delta starts from: the two lives of an instance and the version stored."""
-
-    incarnation: int
-    agent_epoch: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +65,6 @@ class StoredState:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOutcome:
-    """Whether a write was taken. ``behind``: entries the packed index lies behind. ``stored``: what refused it."""
-
-    written: bool
-    behind: int = 0
-    stored: Base | None = None
-
-    def __bool__(self) -> bool:
-        return self.written
-
-
-@dataclass(frozen=True, slots=True)
 class StateEntry:
     """One entry of a shard stream: a change (then the instance can be reached), or a word on reachability alone.
 
@@ -104,12 +82,17 @@ class StateEntry:
 class StateStore:
     """States of one pool. Every method raises StoreError when the server does not answer."""
 
-    def __init__(self, client: Redis, pool: str, max_entries: int = SHARD_STREAM_ENTRIES) -> None:
-        """``max_entries``: length of each shard stream; a packed index is due for rewriting at half of it."""
+    def __init__(
+        self, client: Redis, pool: str, max_entries: int = SHARD_STREAM_ENTRIES, gather_s: float = 0.0
+    ) -> None:
+        """``max_entries``: length of each shard stream; a packed index is due for rewriting at half of it.
+
+        ``gather_s``: how long a write waits for others to travel with.
+        """
         self.keys = PoolKeys(pool)
         self.max_entries = max_entries
         self._client = client
-        self._write = Script(client, "state_write")
+        self._writer = StateWriter(client, self.keys, max_entries, gather_s)
         self._rewrite = Script(client, "state_rewrite")
         self._mark = Script(client, "state_mark")
         self._streams = {self.keys.stream(shard): shard for shard in range(SHARDS)}
@@ -124,32 +107,11 @@ class StateStore:
         Newer: a higher agent_epoch, within the same one another incarnation, within the same two a higher version.
         Sent twice (a lost answer), the second is refused with ``stored`` equal to the update's own version.
         """
-        load = pack_load(update.load) if update.load is not None else b""
-        snapshot = update.snapshot or KvSnapshot()
-        answer = await self._write.run(
-            [*self._keys_of(update.instance_id), self.keys.instances(shard_of(update.instance_id))],
-            [
-                update.instance_id,
-                str(update.incarnation),
-                str(update.agent_epoch),
-                str(update.since),
-                str(update.version),
-                int(update.full),
-                load,
-                str(update.kv_digest),
-                str(update.kv_blocks),
-                int(bool(update.changes)),
-                snapshot.hashes,
-                snapshot.tiers,
-                self.max_entries,
-                pack_change(update, load),
-            ],
-        )
-        if answer[0] == 1:
-            return WriteOutcome(written=True, behind=number(answer[1]))
-        if not answer[1]:
-            return WriteOutcome(written=False)
-        return WriteOutcome(written=False, stored=Base(number(answer[1]), number(answer[2]), number(answer[3])))
+        return await self._writer.write(update)
+
+    async def close(self) -> None:
+        """Return when no write is on its way any more; the client is its owner's."""
+        await self._writer.close()
 
     async def rewrite(self, update: StateUpdate) -> bool:
         """Pack the index anew from a whole update of the same lives, at or past the stored version; appends nothing."""

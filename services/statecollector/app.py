@@ -110,7 +110,9 @@ class App:
         calls = await stack.enter_async_context(
             StateCalls(max_answer_bytes=poll.max_answer_bytes, held=poll.held_streams)
         )
-        outside = Outside(calls, StateStore(client, pool), self._metrics, SystemClock())
+        store = StateStore(client, pool, gather_s=poll.gather_ms / 1_000)
+        stack.push_async_callback(store.close)
+        outside = Outside(calls, store, self._metrics, SystemClock())
         shares = Shares(
             token_hex(8), CollectorRegister(client, pool), RingStore(client, pool), settings.share, settings.poll
         )

@@ -50,16 +50,26 @@ class CollectorMetrics:
         self._feed_failures = Counter(
             "dualmap_collector_feed_failures", "Times the changes could not be read.", ["pool"], registry=registry
         )
+        # Looking a series up costs more than counting, and these are counted at each poll.
+        self._polls_by: dict[str, Counter] = {}
+        self._writes_by: dict[str, Counter] = {}
+        self._seconds_here = self._seconds.labels(pool=pool)
 
     def polled(self, reason: str, seconds: float | None = None) -> None:
         """A poll ended; ``seconds`` unless the agent held it."""
-        self._polls.labels(pool=self.pool, reason=reason).inc()
+        series = self._polls_by.get(reason)
+        if series is None:
+            series = self._polls_by[reason] = self._polls.labels(pool=self.pool, reason=reason)
+        series.inc()
         if seconds is not None:
-            self._seconds.labels(pool=self.pool).observe(seconds)
+            self._seconds_here.observe(seconds)
 
     def wrote(self, reason: str) -> None:
         """A write ended."""
-        self._writes.labels(pool=self.pool, reason=reason).inc()
+        series = self._writes_by.get(reason)
+        if series is None:
+            series = self._writes_by[reason] = self._writes.labels(pool=self.pool, reason=reason)
+        series.inc()
 
     def lied(self, reason: str) -> None:
         """An agent contradicted itself."""

@@ -16,7 +16,8 @@ from dualmap.rpc.state_calls import StateCallError, StateCalls
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.logs import get_log
 from dualmap.store.connection import StoreError
-from dualmap.store.state_store import Base, StateStore
+from dualmap.store.state_store import StateStore
+from dualmap.store.state_writer import Base
 from services.statecollector.checked_index import CheckedIndex
 from services.statecollector.metrics import CollectorMetrics
 from services.statecollector.settings import PollSettings

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 from dualmap.core.kv_index import KvIndex, pack_change
 from dualmap.core.state import EMPTY_WAITING, KvSnapshot, LoadReport, QueuePolicy, StateUpdate, TicketsSeen
 from dualmap.store.keys import shard_of
-from dualmap.store.state_store import Base, StateStore
+from dualmap.store.state_store import StateStore
+from dualmap.store.state_writer import Base
 from dualmap.store.streams import START, position_key
 
 BIG = 2**63 + 11

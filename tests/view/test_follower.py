@@ -15,7 +15,7 @@ from dualmap.core.membership import InstanceState, PreviousRing, Split
 from dualmap.core.state import EMPTY_WAITING, LoadReport, TicketsSeen
 from dualmap.store.connection import RedisOptions, StoreError, connect
 from dualmap.store.keys import shard_of
-from dualmap.store.state_store import Base
+from dualmap.store.state_writer import Base
 from dualmap.view.events import ViewEvent
 from dualmap.view.follower import Follower
 from dualmap.view.ring_file import RingFile

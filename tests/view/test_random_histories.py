@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.core.kv_index import KvIndex, pack_change
-from dualmap.store.state_store import Base
+from dualmap.store.state_writer import Base
 from tests.view.conftest import FakeInstance, Pool, member, ring
 
 NAMES = ("a/0", "b/0", "c/0", "d/0", "e/0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from dualmap.core.state import LoadReport
 from dualmap.store.streams import START
 from services.statecollector.app import App
 from services.statecollector.poller import Poller, Target
@@ -13,7 +14,8 @@ from tests.services.statecollector.conftest import FAST_POLL, Cluster, collector
 from tests.services.statecollector.fake_agent import FakeRank
 from tests.waiting import until
 
-RANKS = 12
+RANKS = 32
+"""So many that none of three collectors goes without but once in 100,000 runs."""
 
 
 def shared_out(*apps: App) -> bool:
@@ -23,7 +25,8 @@ def shared_out(*apps: App) -> bool:
 
 
 async def ranks_of(cluster: Cluster) -> list[FakeRank]:
-    ranks = [FakeRank(f"a/{number}") for number in range(RANKS)]
+    # Idle, for held polls leave the machine to the collectors.
+    ranks = [FakeRank(f"a/{number}", load=LoadReport()) for number in range(RANKS)]
     await cluster.agent(*ranks)
     await cluster.publish()
     return ranks
@@ -39,8 +42,8 @@ async def test_collectors_divide_the_pool(cluster: Cluster) -> None:
     three = await cluster.collector()
     await until(lambda: shared_out(one, two, three))
 
-    owners = {one.roster.owner_of(f"a/{number}") for number in range(RANKS)}
-    assert len(owners) == 3
+    # A beat that comes late on a busy machine gives a share away for a moment.
+    await until(lambda: len({one.roster.owner_of(f"a/{number}") for number in range(RANKS)}) == 3)
 
 
 async def test_a_collector_that_leaves_hands_over_at_once(cluster: Cluster) -> None:
