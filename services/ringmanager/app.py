@@ -85,7 +85,11 @@ class App:
         stack.push_async_callback(client.aclose)
         await require_redis(client, settings.redis)
         keeper = self._keeper(client)
-        server = AioServer(settings.server, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
+        # Every agent holds a watch open: they must not use up what Join and Renew need.
+        limits = settings.server.model_copy(
+            update={"max_concurrent_rpcs": settings.server.max_concurrent_rpcs + settings.ring.max_watches}
+        )
+        server = AioServer(limits, ServerParts(self.health, RpcMetrics(self._registry), telemetry))
         register(server, RingManagerServicer(settings.pool.name, keeper))
         self.port = await server.start()
         stack.push_async_callback(server.stop)
@@ -106,6 +110,7 @@ class App:
             default_ttft_slo_ms=settings.pool.ttft_slo_ms,
             grace_s=settings.ring.grace_s,
             heartbeat_s=settings.ring.heartbeat_s,
+            most_watches=settings.ring.max_watches,
             leases=settings.lease.rules,
             heat=HeatRules(settings.heat.enabled, settings.heat.plan_s, heat),
         )

@@ -6,7 +6,7 @@ Changes are made only while leading. Decides nothing that `membership`, `draft` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from dualmap.core.errors import NotLeader, ParameterMismatch, Unavailable
@@ -42,6 +42,7 @@ class KeeperRules:
     default_ttft_slo_ms: int = 5_000
     grace_s: float = 60.0
     heartbeat_s: float = 5.0
+    most_watches: int = 4_096
     leases: LeaseRules = field(default_factory=LeaseRules)
     heat: HeatRules = field(default_factory=HeatRules)
 
@@ -91,7 +92,7 @@ class RingKeeper:
         self._unmeasured: tuple[tuple[Member, ...], tuple[Member, ...]] | None = None
         self._last_moved_share = 0.0
         self._gathering: asyncio.Future[None] | None = None
-        self.watchers = WatcherHub(rules.heartbeat_s, metrics.cut_off.inc)
+        self.watchers = WatcherHub(rules.heartbeat_s, metrics.cut_off.inc, rules.most_watches)
 
     @property
     def lease_ms(self) -> int:
@@ -118,7 +119,7 @@ class RingKeeper:
         """The ring, whether this process leads, and what the last change of the ring moved."""
         return RingNow(self.ring(), self._leads(), self._last_moved_share)
 
-    def watch(self, known_epoch: int) -> AsyncIterator[RingSnapshot | None]:
+    def watch(self, known_epoch: int) -> AsyncGenerator[RingSnapshot | None, None]:
         """The ring at once where it is newer than ``known_epoch``, then each change; None is a sign of life."""
         self._publisher.heard(known_epoch)
         newer = self._draft.snapshot.epoch > known_epoch

@@ -25,7 +25,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
     def __init__(self, pool: str, keeper: RingKeeper) -> None:
         self._pool = pool
         self._keeper = keeper
-        self._last_sent: tuple[RingSnapshot, ring_pb2.Ring] | None = None
+        self._last_sent: tuple[RingSnapshot, ring_pb2.WatchRingResponse] | None = None
 
     async def Join(
         self,
@@ -111,8 +111,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         """The ring, then each change."""
         self._check_pool(request.pool)
         async for ring in self._keeper.watch(request.known_epoch):
-            message = self._message_of(ring) if ring else None
-            yield ring_pb2.WatchRingResponse(ring_epoch=ring.epoch if ring else self._keeper.epoch, ring=message)
+            yield self._watch_message(ring) if ring else ring_pb2.WatchRingResponse(ring_epoch=self._keeper.epoch)
 
     async def ReportHeat(
         self,
@@ -124,10 +123,10 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         want_splits = await self._keeper.report_heat(heat_of(request))
         return ring_pb2.ReportHeatResponse(ring_epoch=self._keeper.epoch, want_splits=want_splits)
 
-    def _message_of(self, ring: RingSnapshot) -> ring_pb2.Ring:
+    def _watch_message(self, ring: RingSnapshot) -> ring_pb2.WatchRingResponse:
         """All watchers are sent one snapshot: it is converted once."""
         if self._last_sent is None or self._last_sent[0] is not ring:
-            self._last_sent = (ring, ring_to_message(ring))
+            self._last_sent = (ring, ring_pb2.WatchRingResponse(ring_epoch=ring.epoch, ring=ring_to_message(ring)))
         return self._last_sent[1]
 
     def _check_pool(self, pool: str) -> None:

@@ -37,6 +37,13 @@ class RingSettings(Block):
         default=5.0, gt=0, le=10, description="Longest silence of a watch; callers take more than 10 s for death."
     )
 
+    max_watches: int = Field(
+        default=4_096,
+        ge=1,
+        le=65_536,
+        description="Watches at once, beside server.max_concurrent_rpcs: agents hold one each; one more is refused.",
+    )
+
     @model_validator(mode="after")
     def _refuse_one_ring(self) -> Self:
         if self.seed_1 == self.seed_2:

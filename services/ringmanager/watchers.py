@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from dualmap.core.errors import Overloaded
@@ -24,9 +24,11 @@ class _Watcher:
 class WatcherHub:
     """All open watches of the process."""
 
-    def __init__(self, heartbeat_s: float, on_cut: Callable[[], None]) -> None:
+    def __init__(self, heartbeat_s: float, on_cut: Callable[[], None], most: int = 4_096) -> None:
+        """``most``: watches at once; one more is refused."""
         self._heartbeat_s = heartbeat_s
         self._on_cut = on_cut
+        self._most = most
         self._watchers: set[_Watcher] = set()
         self._closed = False
 
@@ -48,11 +50,16 @@ class WatcherHub:
             _empty(watcher.queue)
             watcher.queue.put_nowait(None)
 
-    async def watch(self, first: RingSnapshot | None) -> AsyncIterator[RingSnapshot | None]:
-        """``first`` at once, then each ring published; None is a sign of life. Raises Overloaded when cut off."""
+    async def watch(self, first: RingSnapshot | None) -> AsyncGenerator[RingSnapshot | None, None]:
+        """``first`` at once, then each ring published; None is a sign of life.
+
+        Raises Overloaded when cut off, or at once when there are too many.
+        """
         watcher = _Watcher()
         if self._closed:
             return
+        if len(self._watchers) >= self._most:
+            raise Overloaded(_RETRY_MS, f"{self._most} watches are open")
         self._watchers.add(watcher)
         try:
             yield first

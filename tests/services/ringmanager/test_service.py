@@ -186,6 +186,29 @@ async def test_a_watch_tells_the_ring_each_change_and_signs_of_life(redis_url: s
     await channel.close()
 
 
+async def test_watches_never_use_up_what_joins_and_renewals_need(redis_url: str) -> None:
+    """More watches than calls are allowed at once: all are told, an instance joins, and one too many is refused."""
+    few = settings(redis_url, lease=LONG, ring=RingSettings(heartbeat_s=5, max_watches=40))
+    few = few.model_copy(update={"server": few.server.model_copy(update={"max_concurrent_rpcs": 4})})
+    async with ring_manager(few) as (app, stub), asyncio.timeout(20):
+        await until(lambda: app.is_leader)
+        watches = [stub.WatchRing(ring_pb2.WatchRingRequest(pool=POOL)) for _ in range(40)]
+        for watch in watches:
+            await watch.read()
+
+        joined = await stub.Join(join_request("a/0"), timeout=TIMEOUT_S)
+        refused = stub.WatchRing(ring_pb2.WatchRingRequest(pool=POOL))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await anext(aiter(refused))
+
+        assert problem_of(error.value).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for watch in watches:
+            told = await watch.read()
+            assert isinstance(told, ring_pb2.WatchRingResponse)
+            assert told.ring_epoch == joined.ring_epoch
+            watch.cancel()
+
+
 async def test_a_standby_reads_refuses_and_takes_over(redis_url: str) -> None:
     """Standbys follow and answer reads; when the leader goes they lead, with the same members and a higher epoch."""
     async with ring_manager(settings(redis_url)) as (second, standby):

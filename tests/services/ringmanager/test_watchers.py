@@ -63,3 +63,16 @@ async def test_a_stopping_hub_takes_no_watch() -> None:
     hub.close()
 
     assert [item async for item in hub.watch(ring(1))] == []
+
+
+async def test_one_watch_too_many_is_refused_and_a_place_that_is_left_is_free_again() -> None:
+    """The limit is of watches open now."""
+    hub = WatcherHub(60, lambda: None, most=1)
+    first, second = hub.watch(ring(1)), hub.watch(ring(1))
+    await anext(first)
+
+    with pytest.raises(Overloaded):
+        await anext(second)
+
+    await first.aclose()
+    assert await anext(hub.watch(ring(1))) == ring(1)
