@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from dualmap.core.errors import InvalidRequest
-from dualmap.rpc.convert_agent import SubmissionDefaults, submission_of
+from dualmap.rpc.convert_agent import SubmissionDefaults, submission_of, ticket_of
 from dualmap.rpc.convert_client import reason_name, submit_message
 from dualmap.rpc.route_values import Request
 from dualmap.rpc.submission import Submission
@@ -30,6 +30,16 @@ def ticket_facts(ticket: bytes) -> TicketFacts:
     except DecodeError as error:
         raise InvalidRequest("ticket", "is no ticket: pass it on as the router gave it") from error
     return TicketFacts(message.attempt or 1, reason_name(message.reason))
+
+
+def with_ticket(submission: Submission, ticket: bytes) -> Submission:
+    """The same with a router's ticket: its prompt is not read again. Raises InvalidRequest."""
+    message = submission.message
+    try:
+        message.ticket.ParseFromString(ticket)
+    except DecodeError as error:
+        raise InvalidRequest("ticket", "is no ticket: pass it on as the router gave it") from error
+    return replace(submission, ticket=ticket_of(message.ticket))
 
 
 def own_submission(request: Request, ticket: bytes, instance_id: str, defaults: SubmissionDefaults) -> Submission:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dualmap.client.routers import Routers
 from dualmap.core.errors import DualMapError, Overloaded, ParameterMismatch, Unavailable
-from dualmap.rpc.own_submission import own_submission, ticket_facts
+from dualmap.rpc.own_submission import own_submission, ticket_facts, with_ticket
 from dualmap.rpc.route_calls import CallFailed
 from dualmap.rpc.route_values import Prompt, Request, Route
 from dualmap.rpc.submission import Submission
@@ -71,15 +71,20 @@ class FrontDoor:
         request = replace(request, attempt=request.attempt or 1)
         # Names first: an unknown model needs no router to be refused.
         self._agent.check_model(request.model)
-        route = await self._route(call, request)
+        defaults = self._agent.defaults
+        submission = own_submission(request, b"", "", defaults)
+        route = await self._route(call, request, submission)
+        if defaults is not self._agent.defaults:
+            # Another ring meanwhile: its blocks may be others.
+            submission = own_submission(request, b"", "", self._agent.defaults)
         if route is None:
-            return self._own_queue(call, request)
+            return self._own_queue(call, submission)
         try:
-            return self._as_routed(call, request, route)
+            return self._as_routed(call, with_ticket(submission, route.ticket), route)
         except ParameterMismatch:
             # The ring changed between the router and here: hints of another ring are worth nothing.
             parts.count("other_parameters")
-            return self._own_queue(call, request)
+            return self._own_queue(call, own_submission(request, b"", "", self._agent.defaults))
 
     def _routed(self, call: OpenAiCall, request: Request) -> Placement:
         facts = ticket_facts(call.ticket)
@@ -87,13 +92,13 @@ class FrontDoor:
         submission = own_submission(request, call.ticket, call.instance_id, self._agent.defaults)
         return Placement(self._agent.take(submission, call.traceparent, self._age_ms(call)), facts.reason)
 
-    async def _route(self, call: OpenAiCall, request: Request) -> Route | None:
+    async def _route(self, call: OpenAiCall, request: Request, submission: Submission) -> Route | None:
         """Where a router sends it; None: no router says so in time. Raises CallFailed for what the client must hear."""
         parts = self._parts
         if parts.routers is None:
             parts.count("no_router_known")
             return None
-        asked = replace(request, prompt=self._hashed(request), openai=None)
+        asked = replace(request, prompt=self._hashed(request, submission), openai=None)
         metadata = (("traceparent", call.traceparent),) if call.traceparent else ()
         try:
             async with asyncio.timeout(parts.route_within_s):
@@ -109,17 +114,16 @@ class FrontDoor:
         _log.debug("no_router", problem=problem)
         return None
 
-    def _hashed(self, request: Request) -> Prompt:
+    def _hashed(self, request: Request, submission: Submission) -> Prompt:
         """The prompt as hashes: routers need no tokens, and the message stays small."""
         if request.prompt.token_ids is None or self._agent.ring is None:
             return request.prompt
-        chain = own_submission(request, b"", "", self._agent.defaults).chain
+        chain = submission.chain
         return Prompt.of_hashes(chain.hashes, chain.prompt_tokens, chain.block_tokens)
 
-    def _as_routed(self, call: OpenAiCall, request: Request, route: Route) -> Placement:
+    def _as_routed(self, call: OpenAiCall, submission: Submission, route: Route) -> Placement:
         """At the chosen, else at the backup, else here; what is elsewhere is handed over."""
         instances = self._agent.instances
-        submission = own_submission(request, route.ticket, "", self._agent.defaults)
         wanted = [place.instance_id for place in (route.instance, route.backup) if place is not None]
         elsewhere: list[str] = []
         refusal: DualMapError | None = None
@@ -160,8 +164,8 @@ class FrontDoor:
         self._handovers.send_on(request, target_ids, placed)
         return placement
 
-    def _own_queue(self, call: OpenAiCall, request: Request) -> Placement:
-        submission = own_submission(request, b"", self._best().instance_id, self._agent.defaults)
+    def _own_queue(self, call: OpenAiCall, submission: Submission) -> Placement:
+        submission = replace(submission, instance_id=self._best().instance_id)
         return Placement(self._agent.take(submission, call.traceparent, self._age_ms(call)), DEGRADED)
 
     def _best(self) -> Instance:

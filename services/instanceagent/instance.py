@@ -10,7 +10,7 @@ from dualmap.core.binding import offerable
 from dualmap.core.blocks import Chain
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.feed import FeedRule
-from dualmap.core.load import predict_ttft_s, priority_class, slack_bucket
+from dualmap.core.load import due_before, priority_class, slack_bucket
 from dualmap.core.state import LoadReport, PrefillCost
 from dualmap.core.tickets import TicketLedger
 from dualmap.core.waiting import QueueBounds, WaitingQueue
@@ -36,7 +36,7 @@ RECOUNTED_A_TICK = 512
 """Waiting requests whose hits are counted anew after the index changed."""
 
 AHEAD_S, AHEAD_STEP_TOKENS = 0.1, 512
-LONG_QUEUE, LOAD_AGE_MS = 256, 20.0
+LONG_QUEUE, WAITING_AGE_MS = 256, 20.0
 NO_BOUND = 1 << 62
 _LEAST_RETRY_MS, _MOST_RETRY_MS, _RETRY_JITTER = 50, 10_000, 0.2
 _DRAINING_RETRY_MS = 1_000
@@ -66,7 +66,7 @@ class Instance:
         self._feed_rule = FeedRule()
         self._cost = MeasuredCost(PrefillCost())
         self._kick = asyncio.Event()
-        self._last_load: tuple[float, LoadReport | None] = (0.0, None)
+        self._last_waiting: tuple[float, tuple[float, ...]] = (0.0, ())
         self._job_number = 0
         self._index_changed = False
         self._recount_from = 0
@@ -158,7 +158,8 @@ class Instance:
         slack_s = (request.waiting.deadline_ms - now_ms) / 1_000
         bucket = slack_bucket(slack_s, self.default_slo_ms / 1_000)
         pclass = priority_class(request.submission.priority)
-        return 1_000 * predict_ttft_s(self._load_lately(), None, bucket, pclass, request.waiting.prefill_s)
+        due_s = due_before(self._waiting_lately(), self._options.queue_policy, bucket, pclass) if self._queue else 0.0
+        return 1_000 * (self._progress.rest_s(now_ms) + due_s + request.waiting.prefill_s)
 
     def miss_of(self, chain: Chain) -> tuple[int, int]:
         """Tokens of a prompt not held here, and tokens held."""
@@ -501,19 +502,19 @@ class Instance:
             modelled=facts.modelled,
         )
 
-    def _load_lately(self) -> LoadReport:
-        """The load, in a long queue up to 20 ms old: summing ten thousand up for each that comes takes milliseconds."""
+    def _waiting_lately(self) -> tuple[float, ...]:
+        """Seconds waiting by class and slack, in a long queue up to 20 ms old: it is asked for each that comes."""
         now_ms = self.now_ms
-        at_ms, load = self._last_load
-        if load is None or len(self._queue) < LONG_QUEUE or now_ms - at_ms > LOAD_AGE_MS:
-            load = self.load()
-            self._last_load = (now_ms, load)
-        return load
+        at_ms, waiting_s = self._last_waiting
+        if not waiting_s or len(self._queue) < LONG_QUEUE or now_ms - at_ms > WAITING_AGE_MS:
+            waiting_s = self._queue.waiting_s(now_ms, self.default_slo_ms / 1_000, self._progress.rest_s(now_ms))
+            self._last_waiting = (now_ms, waiting_s)
+        return waiting_s
 
-    def ordered(self) -> list[HeldRequest]:
-        """What waits, in the order of the queue."""
+    def ordered(self, limit: int | None = None) -> list[HeldRequest]:
+        """What waits, in the order of the queue; the first ``limit`` of it."""
         now_ms = self.now_ms
-        order = self._queue.order(now_ms, self._progress.rest_s(now_ms))
+        order = self._queue.order(now_ms, self._progress.rest_s(now_ms), limit)
         return [self.held.waiting[waiting.identity] for waiting in order]
 
     def offerable(self) -> list[HeldRequest]:
@@ -531,8 +532,7 @@ class Instance:
     @property
     def ready_in_s(self) -> float:
         """Seconds of work staged and waiting."""
-        rest_s = self.rest_s
-        return rest_s + sum(self._queue.waiting_s(self.now_ms, self.default_slo_ms / 1_000, rest_s))
+        return self.rest_s + self._queue.prefill_s
 
     @property
     def stalled_ms(self) -> float:

@@ -113,8 +113,19 @@ class InstanceMetrics:
 
     def __init__(self, metrics: AgentMetrics, instance_id: str) -> None:
         self._all = metrics
-        self._labels = {"pool": metrics.pool, "instance": instance_id}
-        self._submitted = metrics.submitted.labels(**self._labels)
+        labels = self._labels = {"pool": metrics.pool, "instance": instance_id}
+        self._submitted = metrics.submitted.labels(**labels)
+        self._finished = metrics.finished.labels(**labels)
+        self._in_slo = metrics.in_slo.labels(**labels)
+        self._prompt_tokens = metrics.prompt_tokens.labels(**labels)
+        self._cached_tokens = metrics.cached_tokens.labels(**labels)
+        self._promised_tokens = metrics.promised_tokens.labels(**labels)
+        self._realised_tokens = metrics.realised_tokens.labels(**labels)
+        self._ttft = metrics.ttft.labels(**labels)
+        self._ttft_error = metrics.ttft_error.labels(**labels)
+        self._regret = metrics.regret.labels(**labels)
+        self._prefill_s = metrics.prefill_s.labels(**labels)
+        self._predicted_prefill_s = metrics.predicted_prefill_s.labels(**labels)
 
     def submitted(self) -> None:
         """A client's request was taken."""
@@ -154,20 +165,20 @@ class InstanceMetrics:
 
     def first_token(self, ttft_s: float, promised: tuple[int, float, float] | None, hit_tokens: int) -> None:
         """A first token is out. ``promised``: hit tokens, predicted TTFT, the other's predicted TTFT (seconds)."""
-        self._all.ttft.labels(**self._labels).observe(ttft_s)
+        self._ttft.observe(ttft_s)
         if promised is None:
             return
         promised_hits, predicted_s, other_s = promised
-        self._all.ttft_error.labels(**self._labels).observe(ttft_s - predicted_s)
-        self._all.promised_tokens.labels(**self._labels).inc(promised_hits)
-        self._all.realised_tokens.labels(**self._labels).inc(hit_tokens)
+        self._ttft_error.observe(ttft_s - predicted_s)
+        self._promised_tokens.inc(promised_hits)
+        self._realised_tokens.inc(hit_tokens)
         if other_s > 0:
-            self._all.regret.labels(**self._labels).observe(ttft_s - other_s)
+            self._regret.observe(ttft_s - other_s)
 
     def prefilled(self, predicted_s: float, actual_s: float) -> None:
         """A prefill is over."""
-        self._all.predicted_prefill_s.labels(**self._labels).inc(predicted_s)
-        self._all.prefill_s.labels(**self._labels).inc(max(0.0, actual_s))
+        self._predicted_prefill_s.inc(predicted_s)
+        self._prefill_s.inc(max(0.0, actual_s))
 
     def show_refused_samples(self, count: int) -> None:
         """Prefills that the measured cost could not learn from."""
@@ -175,11 +186,11 @@ class InstanceMetrics:
 
     def finished(self, prompt_tokens: int, cached_tokens: int, *, in_slo: bool) -> None:
         """A request was served to its end."""
-        self._all.finished.labels(**self._labels).inc()
-        self._all.prompt_tokens.labels(**self._labels).inc(prompt_tokens)
-        self._all.cached_tokens.labels(**self._labels).inc(cached_tokens)
+        self._finished.inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._cached_tokens.inc(cached_tokens)
         if in_slo:
-            self._all.in_slo.labels(**self._labels).inc()
+            self._in_slo.inc()
 
     def show(self, load: LoadReport, kv_blocks: int) -> None:
         """Gauges as of now."""

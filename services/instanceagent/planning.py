@@ -48,7 +48,7 @@ class Planning:
                 miss_tokens=request.waiting.miss_tokens,
                 moved_ago_ms=-1.0 if request.moved_ms is None else now_ms - request.moved_ms,
             )
-            for request in instance.ordered()[: min(limit or LIST_DEFAULT, LIST_MOST)]
+            for request in instance.ordered(min(limit or LIST_DEFAULT, LIST_MOST))
         )
         return QueueListing(
             ring_epoch=self.ring_epoch,
