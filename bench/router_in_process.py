@@ -16,7 +16,6 @@ from services.router.heat_sampler import HeatSampler
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from services.router.spans import RouteSpans
-from services.router.worker_pool import WorkerPool
 
 ROUTER_ID = 7
 
@@ -38,4 +37,4 @@ def servicer_over(view: ClusterView, tracer: trace.Tracer | None = None) -> Rout
     sampler = HeatSampler(512, random.random)
     facts = RouterFacts(ROUTER_ID, POOL, ("default",), b"", ChooseOptions())
     decider = Decider(view, facts, metrics, sampler, random.random)
-    return RouterServicer(decider, WorkerPool(8, 256), metrics, 64, RouteSpans(tracer) if tracer else None)
+    return RouterServicer(decider, RouteSpans(tracer) if tracer else None)

@@ -1,4 +1,4 @@
-"""Sync or asyncio, the library's pool or ours: `python -m bench.server_kinds [seconds]`, the real handler on each.
+"""Sync with a pool, sync without, or asyncio: `python -m bench.server_kinds [seconds]`, the real handler on each.
 
 Every server is a process of its own over the same view, called in turns with one and with sixteen calls in flight.
 """
@@ -11,10 +11,10 @@ import json
 import sys
 import tempfile
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,13 +24,17 @@ from dualmap.cli.bench_cluster import start, stop
 from dualmap.cli.bench_load import Target, Timed, closed_turn, in_turns
 from dualmap.cli.bench_report import latency_of
 from dualmap.cli.bench_workload import HASHES_20, samples
+from dualmap.core.errors import Overloaded
+from dualmap.rpc.admission import Admission
+from dualmap.rpc.direct_calls import DirectCalls, Queue
+from dualmap.rpc.interceptors import MethodMetrics
 from dualmap.rpc.server import server_options
 from dualmap.runtime.settings import ServerSettings
 from services.router.servicer import RouterServicer
-from services.router.worker_pool import WorkerPool
 
+ANSWER_BYTES = 258
 METHODS = ("empty", "route")
-KINDS = ("library pool", "own pool, 8 threads", "own pool, 2 threads", "asyncio")
+KINDS = ("library pool", "library pool, 2 threads", "direct", "asyncio")
 
 
 class _Handlers(grpc.GenericRpcHandler):
@@ -39,9 +43,9 @@ class _Handlers(grpc.GenericRpcHandler):
         self._aio = aio
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        answer = bytes(258)
+        answer = bytes(ANSWER_BYTES)
         route = self._servicer.route
-        act = route if handler_call_details.method.endswith("route") else lambda _raw, _context: answer
+        act: Any = route if handler_call_details.method.endswith("route") else lambda _raw, _context: answer
         if not self._aio:
             return grpc.unary_unary_rpc_method_handler(act)
 
@@ -59,11 +63,17 @@ def serve(kind: str) -> None:
     if kind == "asyncio":
         asyncio.run(_serve_aio(servicer))
         return
-    pool: Executor = ThreadPoolExecutor(8) if kind == "library pool" else WorkerPool(2 if "2" in kind else 8, 256)
-    server = grpc.server(cast("ThreadPoolExecutor", pool), options=server_options(ServerSettings()))
+    server = grpc.server(ThreadPoolExecutor(2 if "2" in kind else 8), options=server_options(ServerSettings()))
     server.add_generic_rpc_handlers((_Handlers(servicer, aio=False),))
     port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    if kind == "direct":
+        calls = DirectCalls(server, Queue(Admission(256, 0.025), lambda waiting: Overloaded(50, f"{waiting} wait")))
+        answer = bytes(ANSWER_BYTES)
+        calls.add_unary("/x/empty", lambda _raw, _call: answer, MethodMetrics())
+        calls.add_unary("/x/route", servicer.route, MethodMetrics())
+        calls.start()
+    else:
+        server.start()
     print(json.dumps({"event": "serving", "port": port}), flush=True)
     threading.Event().wait()
 

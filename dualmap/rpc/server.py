@@ -10,7 +10,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry.instrumentation.grpc import aio_server_interceptor, server_interceptor
 
+from dualmap.rpc.direct_calls import Answer, DirectCalls, Queue, StreamHandler
 from dualmap.rpc.health import AioHealthServicer, SyncHealthServicer
 from dualmap.rpc.interceptors import Handler, RpcMetrics, wrap_handlers
 from dualmap.rpc.traced_calls import traced
@@ -93,11 +94,16 @@ class AioServer:
 class SyncServer:
     """A thread-pool server, for short unary calls; each open stream holds one of ``threads``.
 
-    A pool given for ``threads`` is ended with the server; a handler may name one of its own instead.
+    With a ``queue`` a service may register methods that need no thread of the pool (`dualmap.rpc.direct_calls`).
     """
 
     def __init__(
-        self, settings: ServerSettings, parts: ServerParts, threads: int | Executor, shared_port: bool = False
+        self,
+        settings: ServerSettings,
+        parts: ServerParts,
+        threads: int,
+        shared_port: bool = False,
+        queue: Queue | None = None,
     ) -> None:
         """``shared_port``: other processes of ours listen there too, and who starts them holds the port."""
         self.stopping = threading.Event()
@@ -109,28 +115,27 @@ class SyncServer:
         interceptors = []
         if parts.telemetry.enabled:
             interceptors.append(server_interceptor(parts.telemetry.provider, traced))
-        if isinstance(threads, int):
-            threads = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
-        self._pool = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
         self._server = grpc.server(
-            cast("ThreadPoolExecutor", self._pool),
+            self._pool,
             interceptors=interceptors,
             options=server_options(settings, shared_port),
             maximum_concurrent_rpcs=settings.max_concurrent_rpcs,
         )
         self._names: list[str] = []
         self._servicer = SyncHealthServicer(parts.health, self._names)
+        self._direct = DirectCalls(self._server, queue) if queue is not None else None
 
     def add(self, register: Registration[S], servicer: S) -> None:
         """Serve one more service; before `start`."""
-        register(servicer, _Registrar(self._server, self._metrics, self._names))
+        register(servicer, _Registrar(self._server, self._metrics, self._names, self._direct))
 
     def start(self) -> int:
         """Listen and serve; gives the port. Raises StartError in one line when the port cannot be had."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
         reflection.enable_server_reflection(_reflected(self._names), self._server)
         self.port = _bind(self._server.add_insecure_port, self._settings, self._shared_port)
-        self._server.start()
+        (self._direct or self._server).start()
         return self.port
 
     def stop(self) -> None:
@@ -145,10 +150,17 @@ class SyncServer:
 class _Registrar:
     """Stands for the server while a service registers, and wraps its handlers on the way."""
 
-    def __init__(self, server: grpc.Server | grpc.aio.Server, metrics: RpcMetrics, names: list[str]) -> None:
+    def __init__(
+        self,
+        server: grpc.Server | grpc.aio.Server,
+        metrics: RpcMetrics,
+        names: list[str],
+        direct: DirectCalls | None = None,
+    ) -> None:
         self._server = server
         self._metrics = metrics
         self._names = names
+        self._direct = direct
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Nothing: generated code hands the same handlers over by `add_registered_method_handlers`."""
@@ -160,6 +172,19 @@ class _Registrar:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
         server.add_registered_method_handlers(service, wrapped)
         self._names.append(service)
+
+    def add_direct(
+        self, service: str, unaries: Mapping[str, Answer], streams: Mapping[str, StreamHandler] | None = None
+    ) -> None:
+        """Register methods over bytes that need no thread; raises ValueError where the server was given no queue."""
+        if self._direct is None:
+            raise ValueError("this server has no queue for direct calls")
+        for name, answer in unaries.items():
+            method = f"/{service}/{name}"
+            self._direct.add_unary(method, answer, self._metrics.of(method))
+        for name, handler in (streams or {}).items():
+            method = f"/{service}/{name}"
+            self._direct.add_stream(method, handler, self._metrics.of(method))
 
 
 def server_options(settings: ServerSettings, shared_port: bool = False) -> list[tuple[str, int]]:

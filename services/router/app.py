@@ -1,6 +1,6 @@
 """Builds, starts and stops a router: the only place that joins clock, randomness, Redis, threads and server.
 
-The asyncio loop of the main thread follows Redis; calls are served by threads, and no `grpc.aio` runs beside that loop.
+The asyncio loop of the main thread follows Redis; another thread serves calls; no `grpc.aio` runs beside the loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, Self
 from opentelemetry import trace
 from redis.asyncio import Redis
 
+from dualmap.rpc.admission import Admission
+from dualmap.rpc.direct_calls import Queue
 from dualmap.rpc.heat_client import HeatClient
 from dualmap.rpc.interceptors import RpcMetrics
 from dualmap.rpc.server import ServerParts, SyncServer
@@ -41,17 +43,16 @@ from services.router.decider import Decider, RouterFacts
 from services.router.heat_reporter import HeatReporter
 from services.router.heat_sampler import HeatSampler
 from services.router.metrics import RouterMetrics
-from services.router.servicer import RouterServicer, register
+from services.router.servicer import RouterServicer, RouteStreams, register
 from services.router.settings import Settings
 from services.router.spans import RouteSpans
 from services.router.view_metrics import ViewMetrics
-from services.router.worker_pool import WorkerPool
 
 EXPIRE_S = 0.25
 WATCH_S = 0.25
 COLLECT_S = 0.25
-_HARD_LIMIT = 4
-"""Times the concurrency limit at which gRPC itself refuses, without advice: only a flood meets it."""
+_THREADS = 2
+"""For what an operator asks: Explain, GetView, health, reflection."""
 
 _SWITCH_S = 0.001
 """A fifth of the interpreter's own 5 ms, which is ten times a call; less costs the background more than it gives."""
@@ -142,30 +143,29 @@ class App:
 
     async def _start_server(self, stack: AsyncExitStack, decider: Decider, telemetry: Telemetry) -> None:
         settings = self.settings
-        limit = settings.server.max_concurrent_rpcs
-        hard_limit = _HARD_LIMIT * limit + settings.router.max_streams
-        pool = WorkerPool(settings.router.threads, limit, settings.router.max_wait_ms / 1000)
         # Spans are made by hand: gRPC's interceptor would double the cost of a call.
         untraced = Telemetry(trace.NoOpTracerProvider())
+        admission = Admission(settings.server.max_concurrent_rpcs, settings.router.burst_ms / 1000)
         server = SyncServer(
-            settings.server.model_copy(update={"max_concurrent_rpcs": hard_limit}),
+            settings.server,
             ServerParts(self.health, RpcMetrics(self._registry), untraced),
-            pool,
+            _THREADS,
             self._shared_port,
+            Queue(admission, decider.overloaded),
         )
         spans = RouteSpans(telemetry.tracer("dualmap.router")) if telemetry.enabled else None
-        servicer = RouterServicer(decider, pool, self.metrics, settings.router.max_streams, spans)
-        server.add(register, servicer)
+        servicer = RouterServicer(decider, spans)
+        streams = RouteStreams(servicer, self.metrics, settings.router.max_streams)
+        server.add(lambda one, registrar: register(one, streams, registrar), servicer)
         sigterm = self.health.component("sigterm")
         self.port = server.start()
         sigterm.ok()
 
         async def stop() -> None:
             sigterm.fail("stopping")
-            servicer.end_streams()
+            streams.end()
             # The stop blocks for the grace; the loop follows Redis meanwhile.
             await asyncio.to_thread(server.stop)
-            servicer.stream_pool.shutdown(wait=False, cancel_futures=True)
 
         stack.push_async_callback(stop)
 

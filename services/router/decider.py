@@ -29,6 +29,8 @@ RETRY_SPREAD = 0.2
 """Retries come back within ± 20 % of the delay, not all at once."""
 
 NOT_READY_RETRY_MS = 500
+_ROUTE_MS = 0.25
+"""A decision with its call, of the one interpreter's time, rather more than less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +180,10 @@ class Decider:
             self._metrics.counts["answers_overflowed"] = self._answers.overflowed
             self._metrics.forget_departed(self._view.instances, self._clock_ms())
 
-    def overloaded(self, waiting: int, threads: int) -> Overloaded:
-        """The refusal of a call that came over the limit: the delay is the time the waiting ones take."""
+    def overloaded(self, waiting: int) -> Overloaded:
+        """The refusal of a call that may not wait: the delay is the time the waiting ones take."""
         self._metrics.count("shed")
-        # A decision and its call cost about a quarter of a millisecond of the one interpreter.
-        return Overloaded(self._spread(0.25 * (waiting + threads)), f"{waiting} calls wait at this router")
+        return Overloaded(self._spread(_ROUTE_MS * (waiting + 1)), f"{waiting} calls wait at this router")
 
     def _picture(self) -> RingPicture:
         picture = self._view.picture

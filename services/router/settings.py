@@ -26,22 +26,16 @@ class RouterSettings(Block):
     booking_ttl_ms: int = Field(
         default=2_000, ge=100, le=60_000, description="Life of a booking that no report covers; agents use the same."
     )
-    threads: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="Threads for calls; one runs at a time; two served half as many, eight no more.",
-    )
-    max_wait_ms: int = Field(
-        default=100,
+    burst_ms: int = Field(
+        default=25,
         ge=1,
         le=10_000,
-        description="Longest wait of a call for a thread; then it is refused: several hundred routes' time.",
+        description="How long more than 64 calls may wait; then few may, and the rest are refused: it is no burst.",
     )
     workers: int = Field(
         default=1, ge=1, le=64, description="Processes on the one port, each a router of its own; one a core at most."
     )
-    max_streams: int = Field(default=64, ge=1, le=1024, description="Open route streams; each holds a thread.")
+    max_streams: int = Field(default=64, ge=1, le=1024, description="Open route streams.")
     select: Select = Field(
         default=_RULE.select, description="Rule inside the pair; the others exist to be compared with."
     )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from dualmap.core.choose import Decision
+from dualmap.rpc.direct_calls import DirectCall
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _CARRIED = frozenset({"traceparent", "tracestate"})
@@ -29,9 +29,9 @@ class RouteSpans:
     def __init__(self, tracer: trace.Tracer) -> None:
         self._start = tracer.start_span
 
-    def start(self, call: grpc.ServicerContext) -> Span:
+    def start(self, call: DirectCall) -> Span:
         """A server span under the caller's."""
-        carrier = {key: value for key, value in call.invocation_metadata() or () if key in _CARRIED}
+        carrier = {key: str(value) for key, value in call.invocation_metadata() or () if key in _CARRIED}
         parent = _PROPAGATOR.extract(carrier, _NO_PARENT) if carrier else _NO_PARENT
         return self._start("dualmap.v1.Router/Route", parent, _SERVER, _RPC)
 

@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry
 from dualmap.core.choose import ChooseOptions
 from dualmap.core.membership import InstanceState, Member, RingParameters, RingSnapshot, Split
 from dualmap.core.state import KvSnapshot, LoadReport, StateUpdate
+from dualmap.rpc.admission import Admission
 from dualmap.rpc.clients import sync_channel
+from dualmap.rpc.direct_calls import Queue
 from dualmap.rpc.interceptors import RpcMetrics
 from dualmap.rpc.server import ServerParts, SyncServer
 from dualmap.runtime.health import Health
@@ -27,9 +29,8 @@ from dualmap.view.cluster_view import ClusterView, ViewOptions
 from services.router.decider import Decider, RouterFacts
 from services.router.heat_sampler import HeatSampler
 from services.router.metrics import RouterMetrics
-from services.router.servicer import RouterServicer, register
+from services.router.servicer import RouterServicer, RouteStreams, register
 from services.router.spans import RouteSpans
-from services.router.worker_pool import WorkerPool
 
 ROUTER_ID = 0xD0A1
 AGENT_EPOCH = 77
@@ -114,9 +115,9 @@ class Router:
     decider: Decider
     metrics: RouterMetrics
     sampler: HeatSampler
-    workers: WorkerPool
     server: SyncServer
     servicer: RouterServicer
+    streams: RouteStreams
     channel: grpc.Channel
     registry: CollectorRegistry
 
@@ -132,8 +133,8 @@ class Router:
 class Limits:
     """What a test may tighten."""
 
-    threads: int = 4
-    concurrent: int = 256
+    waiting: int = 256
+    burst_s: float = 0.025
     streams: int = 64
     message_bytes: int = 4 * 1024 * 1024
     samples: int = 1024
@@ -149,23 +150,23 @@ def running_router(pool: Pool, limits: Limits | None = None, tracer: trace.Trace
     sampler = HeatSampler(limits.samples, lambda: 0.5)
     facts = RouterFacts(ROUTER_ID, "default", limits.models, b"", limits.options)
     decider = Decider(pool.view, facts, metrics, sampler, lambda: 0.5)
-    workers = WorkerPool(limits.threads, limits.concurrent)
-    servicer = RouterServicer(decider, workers, metrics, limits.streams, RouteSpans(tracer) if tracer else None)
+    servicer = RouterServicer(decider, RouteSpans(tracer) if tracer else None)
+    streams = RouteStreams(servicer, metrics, limits.streams)
     registry = CollectorRegistry()
     registry.register(metrics)
     settings = ServerSettings(drain_grace_s=2, max_concurrent_rpcs=1024, max_message_bytes=limits.message_bytes)
     parts = ServerParts(Health(), RpcMetrics(registry), Telemetry(trace.NoOpTracerProvider()))
-    server = SyncServer(settings, parts, workers)
-    server.add(register, servicer)
+    queue = Queue(Admission(limits.waiting, limits.burst_s), decider.overloaded)
+    server = SyncServer(settings, parts, threads=2, queue=queue)
+    server.add(lambda one, registrar: register(one, streams, registrar), servicer)
     port = server.start()
     channel = sync_channel(f"127.0.0.1:{port}")
     try:
-        yield Router(pool, decider, metrics, sampler, workers, server, servicer, channel, registry)
+        yield Router(pool, decider, metrics, sampler, server, servicer, streams, channel, registry)
     finally:
         channel.close()
-        servicer.end_streams()
+        streams.end()
         server.stop()
-        servicer.stream_pool.shutdown(wait=True, cancel_futures=True)
 
 
 def request(

@@ -77,8 +77,8 @@ def test_a_refusal_in_a_stream_carries_its_delay() -> None:
 
 
 def test_one_stream_too_many_is_refused_while_calls_go_on() -> None:
-    """Open streams hold no thread that calls need, and the next stream is RESOURCE_EXHAUSTED."""
-    with running_router(pool_of(2), Limits(threads=1, streams=3)) as router:
+    """Open streams hold up no call, and the next stream is RESOURCE_EXHAUSTED."""
+    with running_router(pool_of(2), Limits(streams=3)) as router:
         talks = [Talk(router) for _ in range(3)]
         for number, talk in enumerate(talks):
             talk.ask(request(f"r{number}", (1,)))
@@ -100,7 +100,7 @@ def test_one_stream_too_many_is_refused_while_calls_go_on() -> None:
 
 
 def wait_for_room(router: Router) -> bool:
-    """The place of a closed stream is free as soon as its handler has returned."""
+    """The place of a closed stream is free as soon as its end was written."""
     pause = threading.Event()
     for _ in range(200):
         talk = Talk(router)
@@ -121,7 +121,7 @@ def test_a_stopping_router_ends_its_streams_at_once() -> None:
         talk = Talk(router)
         talk.ask(request("r", (1,)))
 
-        router.servicer.end_streams()
+        router.streams.end()
 
         with pytest.raises(grpc.RpcError) as failed:
             next(talk.answers)
