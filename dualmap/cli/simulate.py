@@ -278,7 +278,7 @@ def paper(  # noqa: PLR0917 - options of a command
     for name in wanted:
         if name not in SECTIONS:
             raise ContradictionError(f"--only: {name!r} is none of {', '.join(SECTIONS)}")
-    limits = (2_000, 2_000) if quick else (4_500, 5_000)
+    limits = (1_500, 1_500) if quick else (4_500, 5_000)
     chosen = ((CONVERSATION, conversation, limits[0]), (HYBRID, toolagent, limits[1]))
     workloads = [replace(WorkloadChoice(path, limit=limit).load(_skipped), name=name) for name, path, limit in chosen]
     count = 1 if quick else seeds

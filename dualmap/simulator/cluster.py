@@ -285,7 +285,11 @@ class Cluster:
         now_s = self.now_s
         silent_ms = instance.stalled_ms(now_s)
         stalled_ms = silent_ms if silent_ms >= _STALL_SEEN_MS else 0.0
-        for waiting in offerable(instance.queue, now_s * 1_000, instance.rest_s(now_s), stalled_ms):
+        if self.options.offer_all:
+            offered = list(instance.queue)
+        else:
+            offered = offerable(instance.queue, now_s * 1_000, instance.rest_s(now_s), stalled_ms)
+        for waiting in offered:
             request = instance.held[waiting.request_id]
             if not request.backup or not self.offers.new(request):
                 continue

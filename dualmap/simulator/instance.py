@@ -38,7 +38,7 @@ class SimInstance:
         self.engine = EngineModel(replace(options.engine, cost=scaled))
         self.feed = FeedRule(feed_tokens=options.feed_tokens, max_sequences=options.engine.max_running)
         bounds = QueueBounds(max_wait_ms=options.max_wait_s * 1_000)
-        self.queue = WaitingQueue(policy, bounds)
+        self.queue = WaitingQueue(policy, bounds, options.order)
         self.kv = KvIndex()
         self.tickets = TicketLedger()
         self.held: dict[str, SimRequest] = {}

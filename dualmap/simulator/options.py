@@ -10,6 +10,7 @@ from dualmap.core.binding import BindingOptions
 from dualmap.core.choose import ChooseOptions
 from dualmap.core.engine_model import EngineOptions
 from dualmap.core.heat_tree import HeatOptions
+from dualmap.core.queue_order import OrderOptions
 from dualmap.core.rebalance import RebalanceOptions
 from dualmap.core.state import PrefillCost, QueuePolicy
 
@@ -68,7 +69,10 @@ AS_BUILT = ControlOptions(poll_s=0.1, message_s=0.003, routers=2, fit_cost=True)
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """One run. ``speeds``: relative speed of each instance, 1 where the list ends. ``queue`` None: the policy's own."""
+    """One run. ``speeds``: relative speed of each instance, 1 where the list ends. ``queue`` None: the policy's own.
+
+    ``offer_all``: holders offer all that waits, not only what they have given up.
+    """
 
     instances: int = 8
     ttft_slo_s: float = 5.0
@@ -81,6 +85,8 @@ class ClusterOptions:
     binding: Literal["early", "late"] = "late"
     binding_options: BindingOptions = field(default_factory=BindingOptions)
     queue: QueuePolicy | None = None
+    order: OrderOptions = field(default_factory=OrderOptions)
+    offer_all: bool = False
     feed_tokens: int = 8_192
     max_wait_s: float = 120.0
     timetable: Sequence[TimetableEntry] = ()

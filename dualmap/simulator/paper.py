@@ -43,5 +43,5 @@ def write_paper(  # noqa: PLR0917 - one call, from the command
         name: (desk.bounds[name], ceiling_hit_rate(one.requests, one.warmup), len(one.requests), one.warmup)
         for name, one in desk.workloads.items()
     }
-    write_index(folder, documents, facts, command, extent)
+    write_index(folder, list(SECTIONS), facts, command, extent)
     return documents

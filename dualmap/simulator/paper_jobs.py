@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dualmap.core.binding import BindingOptions
 from dualmap.core.choose import ChooseOptions
 from dualmap.core.heat_tree import HeatOptions
 from dualmap.core.state import QueuePolicy
@@ -22,7 +23,7 @@ from dualmap.simulator.registry import CEILINGS
 BASELINES = ("min_ttft", "preble", "least_loaded", "cache_affinity", "round_robin", "dualmap_released")
 OURS = ClusterOptions()
 SAME_QUEUE = ("min_ttft + slo queue", "preble + slo queue", "least_loaded + slo queue")
-MAIN = ("dualmap", "dualmap as built", "min_ttft", "preble", "dualmap_released", "min_ttft + slo queue", *CEILINGS)
+MAIN = ("dualmap", "min_ttft", "preble", "min_ttft + slo queue", *CEILINGS)
 """Rows whose plain goodput is looked for too."""
 
 
@@ -60,24 +61,69 @@ def ceilings() -> list[Trial]:
 
 
 def parts_off() -> list[Trial]:
-    """Ours with one part off at a time, and other numbers of candidates."""
-
-    def choosing(**changes: object) -> ClusterOptions:
-        return replace(OURS, choose=replace(OURS.choose, **changes))  # type: ignore[arg-type]
-
+    """Ours with one part off at a time, and d = 1 to 4 candidates."""
     trials = [trial("all on")]
-    trials += [trial(f"select {name}", options=choosing(select=name)) for name in ("min_ttft", "cache", "load")]
+    trials += [trial(f"select {name}", options=_choosing(select=name)) for name in ("min_ttft", "cache", "load")]
     trials += [
-        trial(f"d = {count}, no escape", options=choosing(escape=False, choices=count)) for count in (1, 2, 3, 4)
+        trial(f"d = {count}, no escape", options=_choosing(escape=False, choices=count)) for count in (1, 2, 3, 4)
     ]
     off = replace(EXACT, rebalance_s=0.0)
     trials.append(trial("no rebalance", options=replace(OURS, control=off)))
     trials.append(trial("early binding", options=replace(OURS, binding="early")))
     trials.append(trial("early binding, no rebalance", options=replace(OURS, binding="early", control=off)))
-    trials.append(trial("looks 8", options=choosing(looks=8)))
-    trials += [trial(f"work weight {weight:g}", options=choosing(work_weight=weight)) for weight in (0.0, 1.0, 8.0)]
     trials.append(trial("no heat", options=replace(OURS, control=replace(EXACT, heat_s=0.0))))
     return trials
+
+
+def rules() -> list[Trial]:
+    """The rule of the decision: the published one, the weight of own work, when others than the pair are looked at."""
+    trials = [trial("weight 4, others above 0.2")]
+    trials.append(
+        trial("published rule, others above 0.7", options=_choosing(select="cache_first", escape_slo_fraction=0.7))
+    )
+    trials += [
+        trial(f"weight {weight:g}, pair only", options=_choosing(work_weight=weight, escape=False))
+        for weight in (0.0, 2.0, 4.0)
+    ]
+    trials += [
+        trial(f"weight 4, others {said}", options=_choosing(escape_slo_fraction=share))
+        for share, said in ((0.7, "above 0.7"), (0.4, "above 0.4"), (0.0, "always"))
+    ]
+    trials += [
+        trial(f"weight {weight:g}, others above 0.2", options=_choosing(work_weight=weight))
+        for weight in (0.0, 1.0, 2.0, 8.0)
+    ]
+    trials += [
+        trial(f"weight 4, others above 0.2, {looks} looks", options=_choosing(looks=looks)) for looks in (3, 6, 8)
+    ]
+    return trials
+
+
+def queues() -> list[Trial]:
+    """The order of a queue: who gives way, aged turns, the other orders; and what a pull may take."""
+
+    def ordered(**changes: object) -> ClusterOptions:
+        return replace(OURS, order=replace(OURS.order, **changes))  # type: ignore[arg-type]
+
+    anything = replace(OURS, offer_all=True, control=replace(EXACT, rebalance_s=0.0))
+    return [
+        trial("lots, one aged turn of 64 after 60 s"),
+        trial("the longest gives way", options=ordered(even_drops=False)),
+        trial("no aged turn", options=ordered(aged_after_ms=1e12)),
+        trial("one aged turn of 8 after 15 s", options=ordered(aged_after_ms=15_000.0, aged_every=8)),
+        trial("hit_first", options=replace(OURS, queue=QueuePolicy.HIT_FIRST)),
+        trial("fifo", options=replace(OURS, queue=QueuePolicy.FIFO)),
+        trial("no rebalance, pull of what was given up", options=replace(anything, offer_all=False)),
+        trial("no rebalance, pull of anything, spare", options=anything),
+        trial(
+            "no rebalance, pull of anything, score",
+            options=replace(anything, binding_options=BindingOptions(rule="score")),
+        ),
+    ]
+
+
+def _choosing(**changes: object) -> ClusterOptions:
+    return replace(OURS, choose=replace(OURS.choose, **changes))  # type: ignore[arg-type]
 
 
 def mechanisms(poll_s: float, routers: int, stalls: Sequence[TimetableEntry]) -> list[Trial]:

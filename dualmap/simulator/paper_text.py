@@ -89,12 +89,12 @@ def run_rows(found: Mapping[str, Sequence[Measures]]) -> list[list[str]]:
 
 def write_index(
     folder: Path,
-    documents: Sequence[Document],
+    sections: Sequence[str],
     facts: Mapping[str, tuple[float, float, int, int]],
     command: str,
     extent: Extent,
 ) -> None:
-    """The page that leads to the others."""
+    """The page that leads to the others: those of this call and of calls before it."""
     seeds = ", ".join(str(seed) for seed in extent.seeds)
     lines = [
         "# What the decisions are worth, in virtual time",
@@ -113,5 +113,7 @@ def write_index(
         f"| {name} | {count} | {warmup} | {bound:.2f} | {hit:.3f} |"
         for name, (bound, hit, count, warmup) in facts.items()
     ]
-    lines += ["", *(f"- [{document.title}]({document.name}.md)" for document in documents), ""]
+    there = [folder / f"{name}.md" for name in sections if (folder / f"{name}.md").exists()]
+    titles = [path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for path in there]
+    lines += ["", *(f"- [{title}]({path.name})" for title, path in zip(titles, there, strict=True)), ""]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")

@@ -46,6 +46,11 @@ def test_plain_and_gzip_read_the_same(tmp_path: Path) -> None:
         (row(input_length="12"), "input_length"),
         (row(hash_ids=[]), "hash_ids"),
         (row(hash_ids=[3, 3]), "hash_ids"),
+        (row(hash_ids=["3", 4]), "hash_ids"),
+        (row(output_length=-1), "output_length"),
+        (row(output_length=10**12), "output_length"),
+        (row(timestamp=float("nan")), "timestamp"),
+        (row(timestamp="0"), "timestamp"),
         (row(hash_ids=[-3, 3]), "hash_ids"),
         (row(hash_ids=[1, 2, 3, 4]), "hash_ids"),
         ('{"timestamp": 0}', "input_length"),
@@ -101,6 +106,30 @@ def test_times_that_go_back_are_put_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "a", row(timestamp=5000, hash_ids=[0, 9]), row(timestamp=2000), row(timestamp=2000))
 
     assert [request.timestamp_s for request in read_trace(path)] == [0.0, 0.0, 3.0]
+
+
+def test_ids_need_not_be_in_order_and_a_prompt_shorter_than_a_block_needs_none(tmp_path: Path) -> None:
+    """The stated rules: an id names a prefix and no number is told by its size; only whole blocks must have one."""
+    path = write(
+        tmp_path / "a", row(hash_ids=[7, 2]), row(input_length=300, hash_ids=[]), row(input_length=300, hash_ids=[9])
+    )
+    first, without, with_one = read_trace(path)
+
+    assert first.hash_ids == (7, 2)
+    assert without.full_blocks == with_one.full_blocks == ()
+    assert without.hash_ids == ()
+
+
+def test_a_damaged_azure_line_is_named(tmp_path: Path) -> None:
+    """Whatever the format: file, line and field."""
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    for line, field in (
+        ("2023-11-16 18:15:46,-4,1", "ContextTokens"),
+        ("yesterday,4,1", "TIMESTAMP"),
+        ("1,2", "columns"),
+    ):
+        with pytest.raises(TraceError, match=rf"a\.csv:2: .*{field}"):
+            read_trace(write(tmp_path / "a.csv", head, line))
 
 
 def test_over_long_prompts_are_cut_or_skipped(tmp_path: Path) -> None:
