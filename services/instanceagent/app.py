@@ -20,6 +20,7 @@ from dualmap.rpc.ring_calls import RingCalls
 from dualmap.rpc.server import AioServer, ServerParts
 from dualmap.runtime.background import running
 from dualmap.runtime.clock import SystemClock
+from dualmap.runtime.garbage import CalmCollector
 from dualmap.runtime.health import Component, Health
 from dualmap.runtime.logs import get_log
 from dualmap.runtime.metrics import Exposition, new_registry
@@ -50,6 +51,7 @@ from services.instanceagent.state_log import StateLog
 
 DRAIN_S, OFFERS_S, HEALTH_S, EMPTY_CHECK_S = 0.1, 0.05, 0.25, 0.05
 STOPPED_RETRY_MS = 100
+CALM_REQUESTS = 256
 
 _log = get_log("instanceagent")
 
@@ -224,6 +226,10 @@ class App:
     async def _run_membership(self, stop: asyncio.Event) -> None:
         await self.membership.run(stop, self._clock)
 
+    def calm(self) -> bool:
+        """Whether so little is held that a collection is short."""
+        return self._identities.held <= CALM_REQUESTS
+
     async def drain(self) -> None:
         """Stop admitting, hand over what waits, let the rest finish, leave the ring; bounded by drain_timeout_s."""
         _log.info("drain_begun")
@@ -244,6 +250,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         app = await _started(stack, App(settings), stop)
         if app is None:
             return
+        calm = CalmCollector(app.calm)
+        vital = app.health.component("garbage", gates=False, vital=True)
+        await stack.enter_async_context(running("garbage", calm.run, vital))
         with _faults(app):
             http_port = app.http.port if app.http is not None else None
             line = {"event": "serving", "port": app.port, "metrics_port": app.metrics_port, "http_port": http_port}

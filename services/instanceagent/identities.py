@@ -25,6 +25,11 @@ class Identities:
         self._handovers: OrderedDict[tuple[str, str, int], tuple[int, float]] = OrderedDict()
         self.overflowed = 0
 
+    @property
+    def held(self) -> int:
+        """Ids of requests held."""
+        return len(self._held)
+
     def find(self, request_id: str, attempt: int, instance_id: str) -> HeldRequest | None:
         """The request as that instance holds it."""
         for request in self._held.get(request_id, ()):
