@@ -25,6 +25,9 @@ MAX_INSTANCE_ID_CHARS = 512
 MAX_ROUTERS_SEEN = 1_024
 """Routers of one report: those of the last 60 s, replicas and restarts together."""
 
+MAX_CHANGES = 65_536
+"""Of one answer; agents keep no more, and who lacks more is told everything."""
+
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1_000
 
@@ -155,6 +158,8 @@ def update_of(message: state_pb2.StateUpdate) -> StateUpdate:
             raise InvalidRequest("snapshot", "hashes and tiers differ in number")
     else:
         changes = message.changes.changes
+        if len(changes) > MAX_CHANGES * _RECORD_BYTES:
+            raise InvalidRequest("changes", f"at most {MAX_CHANGES}, got {len(changes) // _RECORD_BYTES}")
         if len(changes) % _RECORD_BYTES:
             raise InvalidRequest("changes", f"{len(changes)} bytes are not whole {_RECORD_BYTES}-byte records")
         if changes and max(changes[8::_RECORD_BYTES]) > _TIERS:

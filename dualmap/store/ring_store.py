@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from dualmap.core.membership import RingSnapshot
 from dualmap.store.keys import RING_STREAM_ENTRIES, PoolKeys
 from dualmap.store.packing import pack_ring, unpack_ring
 from dualmap.store.script import Script, number
-from dualmap.store.streams import START, read_streams
+from dualmap.store.streams import START, is_wrong_type, read_streams
 
 
 class PublishResult(IntEnum):
@@ -72,8 +73,13 @@ class RingStore:
         return LoadedRing(unpack_ring(packed, age), age, after)
 
     async def epoch(self) -> int:
-        """The stored epoch; 0 when there is none."""
-        return int(await self._client.hget(self.keys.ring, "epoch") or 0)
+        """The stored epoch; 0 when there is none, and for a key that is no ring."""
+        try:
+            return int(await self._client.hget(self.keys.ring, "epoch") or 0)
+        except ResponseError as error:
+            if is_wrong_type(error):
+                return 0
+            raise
 
     async def publish(
         self, snapshot: RingSnapshot, fencing_epoch: int, expected_epoch: int | None = None

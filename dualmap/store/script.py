@@ -18,7 +18,8 @@ class Script:
     """One script on one client."""
 
     def __init__(self, client: Redis, name: str) -> None:
-        text = files(__package__).joinpath("scripts", f"{name}.lua").read_text()
+        folder = files(__package__).joinpath("scripts")
+        text = folder.joinpath("prelude.lua").read_text() + folder.joinpath(f"{name}.lua").read_text()
         self._client = client
         self._script: AsyncScript = client.register_script(text)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from dualmap.core.state import KvSnapshot, LoadReport, StateUpdate
 from dualmap.store.keys import SHARD_STREAM_ENTRIES, SHARDS, PoolKeys, shard_of
@@ -35,6 +35,7 @@ _HEAD_FIELDS = (
     "written_at_ms",
     "load",
 )
+_Row = list[bytes | None]
 _SNAPSHOT_FIELDS = ("snapshot_hashes", "snapshot_tiers", "snapshot_version", "snapshot_position")
 
 
@@ -137,15 +138,22 @@ class StateStore:
         return await self._say_reachable(instance_id, base, reachable=True)
 
     async def heads(self, instance_ids: Iterable[str]) -> dict[str, StateHead]:
-        """Heads of those instances that have a state.
+        """Heads of those instances that have a state that can be read: for its writer no other counts.
 
         The ring manager takes an instance from WARMING to ACTIVE when its head shows the agent_epoch it joined with
         and is reachable: then its first whole state is stored.
         """
         ids = list(instance_ids)
         rows, now_ms = await self._rows(ids, _HEAD_FIELDS)
-        heads = (_head(name, row, now_ms) for name, row in zip(ids, rows, strict=True))
-        return {head.instance_id: head for head in heads if head is not None}
+        heads = {}
+        for name, row in zip(ids, rows, strict=True):
+            try:
+                head = _head(name, row, now_ms)
+            except UnreadableValueError:
+                continue
+            if head is not None:
+                heads[name] = head
+        return heads
 
     async def load(self, instance_ids: Iterable[str]) -> dict[str, StoredState]:
         """Whole states of those instances that have one. Raises UnreadableValueError."""
@@ -154,7 +162,7 @@ class StateStore:
         states = {}
         for name, row in zip(ids, rows, strict=True):
             head = _head(name, row, now_ms)
-            if head is not None:
+            if head is not None and isinstance(row, list):
                 hashes, tiers, version, position = row[len(_HEAD_FIELDS) :]
                 snapshot = KvSnapshot(hashes or b"", tiers or b"")
                 states[name] = StoredState(head, snapshot, number(version), (position or START.encode()).decode())
@@ -201,9 +209,13 @@ class StateStore:
     async def known_instances(self) -> set[str]:
         """Every instance that has a state, members or not."""
         known: set[str] = set()
-        for shard in range(SHARDS):
-            members = cast("set[bytes]", await self._client.smembers(self.keys.instances(shard)))
-            known.update(member.decode() for member in members)
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for shard in range(SHARDS):
+                pipeline.smembers(self.keys.instances(shard))
+            for members in await pipeline.execute(raise_on_error=False):
+                # One of another type is put right with the next whole state.
+                if not isinstance(members, ResponseError):
+                    known.update(member.decode() for member in members)
         return known
 
     async def remove(self, instance_id: str) -> None:
@@ -231,16 +243,18 @@ class StateStore:
         )
         return answer[0] == 1
 
-    async def _rows(self, ids: list[str], fields: tuple[str, ...]) -> tuple[list[list[bytes | None]], float]:
+    async def _rows(self, ids: list[str], fields: tuple[str, ...]) -> tuple[list[_Row | ResponseError], float]:
         async with self._client.pipeline(transaction=False) as pipeline:
             for instance_id in ids:
                 pipeline.hmget(self.keys.state(instance_id), list(fields))
             pipeline.time()
-            *rows, (seconds, microseconds) = await pipeline.execute()
+            *rows, (seconds, microseconds) = await pipeline.execute(raise_on_error=False)
         return rows, seconds * 1_000 + microseconds / 1_000
 
 
-def _head(instance_id: str, row: list[bytes | None], now_ms: float) -> StateHead | None:
+def _head(instance_id: str, row: _Row | ResponseError, now_ms: float) -> StateHead | None:
+    if isinstance(row, ResponseError):
+        raise UnreadableValueError(f"state of {instance_id}: {row}")
     form, incarnation, agent_epoch, version, digest, blocks, reachable, written_at_ms, load = row[: len(_HEAD_FIELDS)]
     if version is None:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 START = "0-0"
 """Position before the first entry of a stream."""
@@ -41,9 +42,19 @@ async def read_streams(
 
 
 async def last_position(client: Redis, stream: str) -> str:
-    """Position of the newest entry; START for an empty stream."""
-    page = cast("_Page", await client.xrevrange(stream, count=1))
+    """Position of the newest entry; START for an empty stream, and for a key that is none."""
+    try:
+        page = cast("_Page", await client.xrevrange(stream, count=1))
+    except ResponseError as error:
+        if is_wrong_type(error):
+            return START
+        raise
     return page[0][0].decode() if page else START
+
+
+def is_wrong_type(error: ResponseError) -> bool:
+    """Whether the key is of another type than the command's: damage, which its writer puts right."""
+    return str(error).startswith("WRONGTYPE")
 
 
 def position_key(position: str) -> tuple[int, int]:

@@ -65,6 +65,11 @@ class StateFollower:
             try:
                 states = await self.store.load(these)
             except UnreadableValueError as error:
+                if len(these) > 1:
+                    # The others of this round trip are not to suffer for it.
+                    for name in these:
+                        await self.load((name,))
+                    continue
                 self._due.difference_update(these)
                 self._view.count(ViewEvent.UNREADABLE, str(error))
                 continue

@@ -67,6 +67,23 @@ async def test_a_state_of_an_unknown_format_is_passed_over(pool: Pool) -> None:
     assert pool.view.counts[ViewEvent.UNREADABLE] >= 1
 
 
+async def test_a_damaged_state_hides_no_other(pool: Pool) -> None:
+    """Of those loaded in one round trip only the damaged one stays unknown."""
+    await pool.rings.publish(ring(1, member("a/0"), member("b/0"), member("c/0")), fencing_epoch=1)
+    one, two = FakeInstance("a/0"), FakeInstance("c/0")
+    for instance in (one, two):
+        instance.step(10, 20)
+        await pool.states.write(instance.whole())
+    await pool.client.set(pool.states.keys.state("b/0"), "nonsense")
+
+    await pool.follow()
+
+    pool.assert_holds(one)
+    pool.assert_holds(two)
+    assert pool.view.instances["b/0"].heard_at_ms is None
+    assert pool.view.counts[ViewEvent.UNREADABLE] == 1
+
+
 async def test_changes_that_are_none_reload_the_instance(pool: Pool) -> None:
     """Half a record in a step is counted, and the index ends as it was packed."""
     (one,) = await started(pool, "a/0")

@@ -2,7 +2,7 @@
 -- Answers {1, live ids...}.
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now_ms))
+sure('zset', 'ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now_ms))
 if ARGV[2] == '0' then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else

@@ -1,4 +1,4 @@
 -- Gives up a lease still held: KEYS lease. ARGV owner, fencing epoch. Answers {1} or {0}.
-if redis.call('GET', KEYS[1]) ~= ARGV[2] .. ' ' .. ARGV[1] then return {0} end
+if sure('string', 'GET', KEYS[1]) ~= ARGV[2] .. ' ' .. ARGV[1] then return {0} end
 redis.call('DEL', KEYS[1])
 return {1}

@@ -4,20 +4,6 @@
 --      load ('' unchanged), entry, snapshot hashes, snapshot tiers.
 -- Answers for each: 1, entries the packed snapshot lies behind, '', '' | 0, stored incarnation, agent_epoch, version
 -- ('' none).
-local function less(a, b)
-  if #a ~= #b then return #a < #b end
-  return a < b
-end
--- A key of a type that is not ours is damage, not data: it goes, and what was there is asked for again.
-local function sure(kind, command, key, ...)
-  local answer = redis.pcall(command, key, ...)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  local found = redis.call('TYPE', key).ok
-  if found == 'none' or found == kind then error(answer.err) end
-  redis.call('DEL', key)
-  return redis.call(command, key, ...)
-end
-
 local before = tonumber(sure('string', 'GET', KEYS[2]) or '0') or 0
 local now_ms
 local written = 0
