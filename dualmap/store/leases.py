@@ -51,16 +51,16 @@ class CollectorRegister:
     """Who collects now. A collector that stops beating is forgotten after its time to live."""
 
     def __init__(self, client: Redis, pool: str) -> None:
-        self._key = PoolKeys(pool).collectors
+        self.key = PoolKeys(pool).collectors
         self._beat = Script(client, "collector_beat")
 
     async def beat(self, collector_id: str, ttl_ms: int) -> tuple[str, ...]:
         """Stay registered for ``ttl_ms`` (above 0): all live collectors by id, this one among them."""
-        return self._ids(await self._beat.run([self._key], [collector_id, str(ttl_ms)]))
+        return self._ids(await self._beat.run([self.key], [collector_id, str(ttl_ms)]))
 
     async def leave(self, collector_id: str) -> None:
         """Give one's instances up to the others at once."""
-        await self._beat.run([self._key], [collector_id, "0"])
+        await self._beat.run([self.key], [collector_id, "0"])
 
     @staticmethod
     def _ids(answer: Iterable[object]) -> tuple[str, ...]:

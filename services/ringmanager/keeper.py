@@ -176,7 +176,7 @@ class RingKeeper:
         async with self._lock:
             await self._take_duty()
             before = self._membership.members
-            gone = self._membership.leave(instance_id, agent_epoch)
+            gone = self._membership.leave(instance_id, agent_epoch, self._now_s())
             await self._publish()
         if gone is None:
             return 0.0

@@ -16,6 +16,9 @@ from services.ringmanager.errors import OlderLife
 LEFT_REMEMBERED = 4_096
 """Lives of departed instances kept, so that a late call of an old life is known as such."""
 
+LEFT_REMEMBERED_S = 60.0
+"""And so long: a call is late by seconds, but an agent whose clock was set back would have to wait for hours."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseRules:
@@ -41,7 +44,7 @@ class Membership:
     def __init__(self, rules: LeaseRules, now_s: float) -> None:
         self._rules = rules
         self._seats: dict[str, _Seat] = {}
-        self._left: OrderedDict[str, int] = OrderedDict()
+        self._left: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._expired_s: deque[float] = deque()
         self._pardon_until_s = now_s + rules.lease_s
         self._judged_s = now_s
@@ -86,7 +89,7 @@ class Membership:
         ``was_member``: it was on a ring that was lost, and returns to it without warming up once more.
         Raises OlderLife, and InvalidRequest when it serves another model than the pool.
         """
-        self._refuse_old_life(wish.instance_id, wish.agent_epoch)
+        self._refuse_old_life(wish, now_s)
         self._refuse_other_model(wish)
         seat = self._seats.get(wish.instance_id)
         if seat is not None and seat.member.agent_epoch == wish.agent_epoch:
@@ -133,7 +136,7 @@ class Membership:
             self._settle(seat)
         return seat.member
 
-    def leave(self, instance_id: str, agent_epoch: int) -> Member | None:
+    def leave(self, instance_id: str, agent_epoch: int, now_s: float) -> Member | None:
         """Take it off at once, and return what it was. None: it was gone, or the leave is of an older life.
 
         ``agent_epoch`` 0 is an operator's word and holds for any life.
@@ -141,7 +144,7 @@ class Membership:
         seat = self._seats.get(instance_id)
         if seat is None or 0 < agent_epoch < seat.member.agent_epoch:
             return None
-        self._remove(instance_id)
+        self._remove(instance_id, now_s)
         return seat.member
 
     def judge(self, now_s: float) -> tuple[Member, ...]:
@@ -165,7 +168,7 @@ class Membership:
         allowed = max(1, int(self._rules.expiry_share * pool)) - len(self._expired_s)
         expired = tuple(seat.member for seat in silent[: max(0, allowed)])
         for member in expired:
-            self._remove(member.instance_id)
+            self._remove(member.instance_id, now_s)
             self._expired_s.append(now_s)
         return expired
 
@@ -181,17 +184,20 @@ class Membership:
             raise UnknownInstance(instance_id)
         return seat
 
-    def _remove(self, instance_id: str) -> None:
-        self._left[instance_id] = self._seats.pop(instance_id).member.agent_epoch
+    def _remove(self, instance_id: str, now_s: float) -> None:
+        self._left[instance_id] = self._seats.pop(instance_id).member.agent_epoch, now_s
         self._left.move_to_end(instance_id)
         while len(self._left) > LEFT_REMEMBERED:
             self._left.popitem(last=False)
 
-    def _refuse_old_life(self, instance_id: str, agent_epoch: int) -> None:
-        seat = self._seats.get(instance_id)
-        known = seat.member.agent_epoch if seat else self._left.get(instance_id, 0)
-        if agent_epoch < known:
-            raise OlderLife(instance_id, known, agent_epoch)
+    def _refuse_old_life(self, wish: Member, now_s: float) -> None:
+        seat = self._seats.get(wish.instance_id)
+        known = seat.member.agent_epoch if seat else 0
+        if seat is None and (left := self._left.get(wish.instance_id)) is not None:
+            epoch, left_s = left
+            known = epoch if now_s - left_s < LEFT_REMEMBERED_S else 0
+        if wish.agent_epoch < known:
+            raise OlderLife(wish.instance_id, known, wish.agent_epoch)
 
     def _refuse_other_model(self, wish: Member) -> None:
         for seat in self._seats.values():

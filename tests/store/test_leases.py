@@ -87,6 +87,16 @@ async def test_a_silent_collector_is_forgotten(client: Redis) -> None:
     assert await register.beat("a", 10_000) == ("a",)
 
 
+async def test_a_server_whose_clock_was_set_back_forgets_dead_collectors_all_the_same(client: Redis) -> None:
+    """A registration that ends hours from now was made by another clock: its owner, if alive, beats again."""
+    register = CollectorRegister(client, "p")
+    seconds, _ = await client.time()
+    await client.zadd(register.key, {"dead": (seconds + 7_200) * 1_000})
+
+    assert await register.beat("a", 60_000) == ("a",)
+    assert await register.beat("b", 1_200) == ("a", "b")
+
+
 def test_a_collector_that_leaves_moves_only_its_own_share() -> None:
     """Every instance has one owner, shares are even, and the others keep theirs when one leaves."""
     instances = [f"agent-{number}/0" for number in range(300)]

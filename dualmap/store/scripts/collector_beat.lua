@@ -3,6 +3,8 @@
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 sure('zset', 'ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now_ms))
+-- No registration is longer than a minute: beyond it the clock has been set back, and the dead would keep their shares.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], string.format('(%.0f', now_ms + 60000), '+inf')
 if ARGV[2] == '0' then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else

@@ -76,7 +76,7 @@ def test_an_older_life_is_refused_also_after_the_newer_left() -> None:
 
     with pytest.raises(ParameterMismatch, match="agent_epoch 4"):
         membership.join(member("a", 4), 0.0)
-    membership.leave("a", 5)
+    membership.leave("a", 5, 1.0)
     with pytest.raises(ParameterMismatch, match="older life"):
         membership.join(member("a", 4), 0.0)
     membership.join(member("a", 5), 0.0)
@@ -130,10 +130,10 @@ def test_a_leave_of_an_older_life_is_ignored() -> None:
     membership = pool()
     membership.join(member("a", 3), 0.0)
 
-    assert membership.leave("a", 2) is None
+    assert membership.leave("a", 2, 1.0) is None
     assert membership.get("a") is not None
-    assert membership.leave("a", 0) is not None
-    assert membership.leave("a", 3) is None
+    assert membership.leave("a", 0, 1.0) is not None
+    assert membership.leave("a", 3, 1.0) is None
 
 
 def test_silence_beyond_the_lease_removes_an_instance() -> None:
@@ -147,6 +147,18 @@ def test_silence_beyond_the_lease_removes_an_instance() -> None:
 
     assert [name for _, name in gone] == ["b"]
     assert 3.0 < gone[0][0] < 3.3
+
+
+def test_a_machine_whose_clock_was_set_back_waits_a_minute_not_an_hour() -> None:
+    """A life counted from a wrong clock is refused while the former one may still call, and taken after that."""
+    membership = Membership(RULES, 0.0)
+    membership.join(member("a", agent_epoch=7_200_000), 0.0)
+    membership.leave("a", 0, 10.0)
+
+    with pytest.raises(ParameterMismatch, match="older life"):
+        membership.join(member("a", agent_epoch=1), 69.9)
+
+    assert membership.join(member("a", agent_epoch=1), 70.0).agent_epoch == 1
 
 
 def test_a_mass_expiry_is_slow() -> None:
