@@ -46,14 +46,15 @@ def feasible(
     """
     clock = start_s
     heap: list[tuple[float, int, float]] = []
+    push, pop = heapq.heappush, heapq.heappop
     dropped: list[int] = []
     count = 0
     for position, (deadline, cost) in enumerate(jobs):
         count += 1
         clock += cost
-        heapq.heappush(heap, (-cost if lots is None else -cost * lots[position], position, cost))
+        push(heap, (-cost if lots is None else -cost * lots[position], position, cost))
         while clock > deadline and heap:
-            _, loser, freed = heapq.heappop(heap)
+            _, loser, freed = pop(heap)
             clock -= freed
             dropped.append(loser)
     dropped.sort()

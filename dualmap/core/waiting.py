@@ -374,12 +374,12 @@ class WaitingQueue:
         start_ms = now_ms + rest_s * 1_000
         planned = feasible_by_class(jobs, start_ms, lots)
         for pclass, kept, (kept_at, dropped_at) in zip(_HIGHEST_FIRST, classes, planned, strict=True):
-            self._dropped_due[pclass] = [kept[position][0] for position in dropped_at]
             self._plan.extend([kept[position][3] for position in kept_at])
-            for position in dropped_at:
-                item = kept[position]
-                self._dropped.append((self._rank(item[3]), item[2], item[3]))
-        self._dropped.sort(key=_rank_of)
+            above = rest_rank(0.0, pclass, self.options)
+            lost = [kept[position] for position in dropped_at]
+            self._dropped_due[pclass] = [item[0] for item in lost]
+            self._dropped += [(item[3].submitted_ms + above, item[2], item[3]) for item in lost]
+        self._dropped.sort()
         self._planned_ms = now_ms
         self._dirty = False
 

@@ -83,9 +83,10 @@ class EngineCache:
     def kv_batch(self, batch: Batch) -> None:
         """Events of the engine."""
         changes = self._map.apply(batch.events, self._clock.now_s())
-        self.batches += 1
-        self.heard.set()
-        self._metrics.kv_applied(self._map.orphans)
+        if not batch.partial:
+            self.batches += 1
+            self.heard.set()
+            self._metrics.kv_applied(self._map.orphans)
         if any(isinstance(change, KvCleared) for change in changes):
             _log.info("engine_cleared_cache")
             self.modelled.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 from dualmap.core.binding import offerable
 from dualmap.core.blocks import Chain
@@ -32,8 +33,8 @@ TICK_S = 0.1
 MAX_FAILURES = 2
 """Times an engine may fail a request before its first token until its client hears of it."""
 
-RECOUNTED_A_TICK = 512
-"""Waiting requests whose hits are counted anew after the index changed."""
+RECOUNTED_A_TURN, RECOUNT_TURNS = 64, 8
+"""Waiting requests whose hits are counted anew after the index changed: half a millisecond a turn, so often a tick."""
 
 AHEAD_S, AHEAD_STEP_TOKENS = 0.1, 512
 LONG_QUEUE, WAITING_AGE_MS = 256, 20.0
@@ -68,8 +69,7 @@ class Instance:
         self._kick = asyncio.Event()
         self._last_waiting: tuple[float, tuple[float, ...]] = (0.0, ())
         self._job_number = 0
-        self._index_changed = False
-        self._recount_from = 0
+        self._index_changes = self._recount_of = self._recounted = self._recount_from = 0
         self._suspect = False
         self._tickets_told: tuple[object, ...] = ()
 
@@ -251,6 +251,10 @@ class Instance:
                 if now_s >= due_s:
                     due_s = now_s + TICK_S
                     self.tick()
+                    for _ in range(RECOUNT_TURNS):
+                        if not self._recount():
+                            break
+                        await asyncio.sleep(0)
                 self.feed()
         finally:
             stopped.cancel()
@@ -364,7 +368,7 @@ class Instance:
                     self.state.remove(change.hashes)
                 case KvCleared():
                     self.state.renew(self._parts.new_incarnation())
-        self._index_changed = True
+        self._index_changes += 1
         self._progress.moved(self.now_ms)
 
     def prefilled(self, miss_tokens: float, busy_s: float) -> None:
@@ -448,8 +452,6 @@ class Instance:
             error = Overloaded(self._retry_ms(), f"waited {request.since_submission_ms(now_ms):.0f} ms in vain")
             self.finish(request, error, ended=True)
         self._cost.settle(now_ms)
-        if self._index_changed:
-            self._recount()
         suspect = self._progress.suspect(now_ms) or self.engine.problem is not None
         if suspect is not self._suspect:
             self._suspect = suspect
@@ -462,13 +464,21 @@ class Instance:
         self.metrics.show(self.load(), len(self.state.kv))
         self.metrics.show_refused_samples(self._cost.refused)
 
-    def _recount(self) -> None:
-        waiting = list(self.held.waiting.values())
-        start = self._recount_from if self._recount_from < len(waiting) else 0
-        for request in waiting[start : start + RECOUNTED_A_TICK]:
+    def _recount(self) -> bool:
+        """Count some of the waiting anew, where the index changed; whether more are left."""
+        if self._recounted == self._index_changes:
+            return False
+        if not self._recount_from:
+            self._recount_of = self._index_changes
+        waiting = list(islice(self.held.waiting.values(), self._recount_from, self._recount_from + RECOUNTED_A_TURN))
+        for request in waiting:
             self.count_hits(request)
-        self._recount_from = start + RECOUNTED_A_TICK
-        self._index_changed = self._recount_from < len(waiting)
+        if len(waiting) == RECOUNTED_A_TURN:
+            self._recount_from += RECOUNTED_A_TURN
+            return True
+        # What changed since this round began is for the next one.
+        self._recounted, self._recount_from = self._recount_of, 0
+        return False
 
     def load(self) -> LoadReport:
         """The load now."""

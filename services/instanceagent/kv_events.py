@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from dualmap.runtime.logs import get_log
 from services.instanceagent.event_order import EventOrder, Verdict
-from services.instanceagent.kv_wire import MAX_PAYLOAD_BYTES, Batch, WireError, decode
+from services.instanceagent.kv_wire import MAX_PAYLOAD_BYTES, Batch, WireError, decode_in_parts
 
 END_OF_REPLAY = -1
 LIVE_FRAMES_KEPT = 100_000
@@ -51,7 +51,7 @@ class EventSink(Protocol):
     """Who hears of the events; called in the loop's thread."""
 
     def kv_batch(self, batch: Batch) -> None:
-        """Events of the next batch."""
+        """Events of the next batch, or a part of them."""
         ...
 
     def kv_lost(self, reason: str) -> None:
@@ -159,22 +159,24 @@ class KvEventFollower:
             self._lost("gap")
             verdict = Verdict.NEXT
         if verdict is Verdict.NEXT:
-            self._apply(sequence, payload)
+            await self._apply(sequence, payload)
 
-    def _apply(self, sequence: int, payload: bytes) -> None:
+    async def _apply(self, sequence: int, payload: bytes) -> None:
         self._order.applied(sequence, payload)
+        wanted = self._source.rank
         try:
-            batch = decode(payload, sglang=self._source.sglang)
+            for batch in decode_in_parts(payload, sglang=self._source.sglang):
+                for reason in batch.dropped:
+                    self._sink.kv_dropped(reason)
+                if wanted is not None and batch.rank is not None and batch.rank != wanted:
+                    self._sink.kv_dropped("other_rank")
+                    return
+                self._sink.kv_batch(batch)
+                if batch.partial:
+                    # A batch may hold thousands of tokens: others get their turn.
+                    await asyncio.sleep(0)
         except WireError as error:
             self._sink.kv_dropped(error.reason)
-            return
-        for reason in batch.dropped:
-            self._sink.kv_dropped(reason)
-        wanted = self._source.rank
-        if wanted is not None and batch.rank is not None and batch.rank != wanted:
-            self._sink.kv_dropped("other_rank")
-            return
-        self._sink.kv_batch(batch)
 
     def _lost(self, reason: str) -> None:
         _log.warning("kv_continuity_lost", endpoint=self._source.endpoint, reason=reason)
@@ -210,11 +212,10 @@ class KvEventFollower:
             count += 1
             match self._order.judge(sequence, payload):
                 case Verdict.NEXT:
-                    self._apply(sequence, payload)
+                    await self._apply(sequence, payload)
                 case Verdict.GAP | Verdict.RESTART:
                     self._lost("gap")
-                    self._apply(sequence, payload)
-            # A batch may hold thousands of tokens: others get their turn after each.
+                    await self._apply(sequence, payload)
             await asyncio.sleep(0)
         return count > 0
 

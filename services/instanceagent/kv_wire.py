@@ -6,15 +6,20 @@ It trusts nothing: unknown fields and events are passed over, what is malformed 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
+
+from dualmap.core.blocks import TOKEN_BYTES
 
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 MAX_EVENTS = 65_536
 MAX_HASHES = 65_536
 """Most blocks that one event may name: a million tokens in blocks of 16."""
+
+PART_BLOCKS = 64
+"""Blocks applied in one turn of the loop: half a millisecond to a whole one."""
 
 MAX_TOKENS = 1 << 20
 MAX_BLOCK_TOKENS = 1 << 16
@@ -75,11 +80,12 @@ KvEvent = BlocksStored | BlocksRemoved | AllCleared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one payload said. ``dropped``: a reason for each event that was passed over."""
+    """What one payload said. ``dropped``: a reason for each event passed over. ``partial``: more of it follows."""
 
     events: tuple[KvEvent, ...]
     rank: int | None = None
     dropped: tuple[str, ...] = ()
+    partial: bool = False
 
 
 class WireError(Exception):
@@ -95,6 +101,63 @@ def decode(payload: bytes, *, sglang: bool = False) -> Batch:
 
     Raises WireError where the whole payload is refused. O(payload).
     """
+    parts = list(decode_in_parts(payload, sglang=sglang, blocks=MAX_EVENTS * MAX_HASHES))
+    return parts[0]
+
+
+def decode_in_parts(payload: bytes, *, sglang: bool = False, blocks: int = PART_BLOCKS) -> Iterator[Batch]:
+    """The same in parts of about so many blocks, so that others get their turn between them; the last is not partial.
+
+    Raises WireError before the first part where the whole payload is refused.
+    """
+    listed, rank = _opened(payload)
+    events: list[KvEvent] = []
+    dropped: list[str] = []
+    room = blocks
+    for item in listed:
+        try:
+            event = _event(item, sglang=sglang)
+        except WireError as error:
+            dropped.append(error.reason)
+            room -= 1
+        else:
+            for piece, size in _pieces(event, blocks):
+                if room < size and events:
+                    yield Batch(tuple(events), rank, tuple(dropped), partial=True)
+                    events, dropped, room = [], [], blocks
+                events.append(piece)
+                room -= size
+    yield Batch(tuple(events), rank, tuple(dropped))
+
+
+def _pieces(event: KvEvent, blocks: int) -> Iterator[tuple[KvEvent, int]]:
+    """An event in pieces of at most so many blocks, each beginning where the one before ends; with their sizes."""
+    if isinstance(event, AllCleared):
+        yield event, 1
+        return
+    count = len(event.hashes)
+    if count <= blocks:
+        yield event, count
+        return
+    for start in range(0, count, blocks):
+        hashes = event.hashes[start : start + blocks]
+        if isinstance(event, BlocksRemoved):
+            yield replace(event, hashes=hashes), len(hashes)
+            continue
+        step = event.block_tokens * TOKEN_BYTES
+        yield (
+            replace(
+                event,
+                hashes=hashes,
+                parent=event.hashes[start - 1] if start else event.parent,
+                token_ids=event.token_ids[start * step : (start + len(hashes)) * step],
+                extra_keys=event.extra_keys[start : start + blocks],
+            ),
+            len(hashes),
+        )
+
+
+def _opened(payload: bytes) -> tuple[Sequence[object], int | None]:
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError("payload_too_large")
     try:
@@ -104,14 +167,7 @@ def decode(payload: bytes, *, sglang: bool = False) -> Batch:
     listed, rank = _outer(outer)
     if len(listed) > MAX_EVENTS:
         raise WireError("too_many_events")
-    events: list[KvEvent] = []
-    dropped: list[str] = []
-    for item in listed:
-        try:
-            events.append(_event(item, sglang=sglang))
-        except WireError as error:
-            dropped.append(error.reason)
-    return Batch(tuple(events), rank, tuple(dropped))
+    return listed, rank
 
 
 def hash_of(value: object) -> int:

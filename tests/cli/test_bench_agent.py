@@ -14,7 +14,7 @@ from dualmap.cli.bench_queue import floor, measure
 @pytest.mark.parametrize("policy", ["slo", "fifo", "hit_first"])
 def test_the_queue_bench_measures_every_step(policy: str) -> None:
     """Each step was taken and took time; the longest is no shorter than a median."""
-    row = measure(policy, 50, 40)
+    row = measure(policy, 50, 40, 1.0)
 
     assert min(row.enqueue_us, row.pick_us, row.move_us, row.report_us) > 0
     assert row.longest_ms * 1_000 >= row.pick_us

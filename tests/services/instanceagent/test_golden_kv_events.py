@@ -14,7 +14,15 @@ from dualmap.core.blocks import ChainKind, root_hash, token_chain
 from dualmap.core.state import Tier
 from services.instanceagent.block_map import BlockMap, MapLimits
 from services.instanceagent.engine import KvCleared, KvRemoved, KvStored
-from services.instanceagent.kv_wire import MAX_PAYLOAD_BYTES, BlocksStored, WireError, decode, hash_of
+from services.instanceagent.kv_wire import (
+    MAX_PAYLOAD_BYTES,
+    Batch,
+    BlocksStored,
+    WireError,
+    decode,
+    decode_in_parts,
+    hash_of,
+)
 from services.instanceagent.learnt_scopes import ScopeBook
 from tests.services.instanceagent.wire_captures import ENGINES, Schema, engine_hash, schema
 
@@ -34,7 +42,9 @@ class Index:
         self.lives = 0
 
     def take(self, payload: bytes, *, sglang: bool = False, now_s: float = 0.0) -> None:
-        batch = decode(payload, sglang=sglang)
+        self.apply(decode(payload, sglang=sglang), now_s)
+
+    def apply(self, batch: Batch, now_s: float = 0.0) -> None:
         self.counts.update(batch.dropped)
         for change in self.map.apply(batch.events, now_s):
             match change:
@@ -91,6 +101,25 @@ def test_a_prompt_is_indexed_moved_between_media_and_dropped_as_the_engine_says(
     index.take(wire.batch([wire.cleared()]), sglang=sglang)
     assert (index.held, index.lives, len(index.map)) == ({}, 1, 0)
     assert not index.counts
+
+
+@pytest.mark.parametrize(("engine", "version"), ENGINES)
+def test_a_batch_in_parts_says_what_it_says_whole(engine: str, version: str) -> None:
+    """Parts of few blocks, an event cut where a block ends: the same index, each part small, one the last."""
+    wire, whole, parted = schema(engine, version), Index(), Index()
+    sglang = engine == "sglang"
+    gone = wire.removed(block_hashes=[engine_hash(engine, at) for at in range(17, 9, -1)], medium="GPU")
+    for payload in (wire.batch(prompt_events(wire)), wire.batch([*prompt_events(wire), gone, ["Strange"]])):
+        whole.take(payload, sglang=sglang)
+        parts = list(decode_in_parts(payload, sglang=sglang, blocks=4))
+        for part in parts:
+            parted.apply(part)
+
+        assert (parted.held, len(parted.map), parted.counts) == (whole.held, len(whole.map), whole.counts)
+        assert [part.partial for part in parts] == [True] * (len(parts) - 1) + [False]
+        sizes = [sum(len(getattr(event, "hashes", "1")) for event in part.events) for part in parts]
+        assert max(sizes) <= 4
+        assert sum(sizes) >= 18
 
 
 @pytest.mark.parametrize(("engine", "version"), ENGINES)

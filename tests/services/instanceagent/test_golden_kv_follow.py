@@ -305,3 +305,21 @@ async def test_a_resync_takes_everything_anew() -> None:
 
         await until(lambda: len(known.held) == 5)
         assert known.batches == 10
+
+
+async def test_a_large_batch_leaves_the_loop_to_others_between_its_parts() -> None:
+    """Thousands of tokens in one batch are applied over several turns of the loop, and completely."""
+    publisher = Publisher()
+    async with following(publisher) as (_, known):
+        await publisher.until_heard(known, 0)
+        before = known.batches
+        tokens = tuple(range(100_000, 100_000 + 16 * 1_024))
+        publisher.now.publish([Stored(tuple(range(5_000, 6_024)), None, tokens, 16)])
+        turns = 0
+        async with asyncio.timeout(5):
+            while len(known.held) < 1_024:
+                await asyncio.sleep(0)
+                turns += known.batches > before
+    assert known.batches - before >= 16
+    assert turns >= 8
+    await publisher.now.close()
