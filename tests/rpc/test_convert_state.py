@@ -7,6 +7,7 @@ import pytest
 from dualmap.core.errors import InvalidRequest
 from dualmap.core.state import KvSnapshot, LoadReport, PrefillCost, QueuePolicy, StateUpdate, TicketsSeen
 from dualmap.rpc.convert_state import (
+    MAX_CHANGES,
     InstanceFacts,
     StateQuery,
     facts_of,
@@ -82,6 +83,17 @@ def test_an_update_that_contradicts_itself_is_refused(field: str, message: state
         update_of(message)
 
     assert refused.value.field == field
+
+
+def test_more_changes_than_an_agent_keeps_are_refused() -> None:
+    """Whoever lacks more is told everything: a list without end would hold up who reads it."""
+    message = state_pb2.StateUpdate(instance_id="a/0", incarnation=1, agent_epoch=1)
+    message.changes.changes = bytes(9 * MAX_CHANGES)
+    assert len(update_of(message).changes) == 9 * MAX_CHANGES
+    message.changes.changes = bytes(9 * (MAX_CHANGES + 1))
+
+    with pytest.raises(InvalidRequest, match="at most 65536"):
+        update_of(message)
 
 
 def test_half_a_record_is_refused() -> None:
