@@ -33,6 +33,8 @@ INSTANCE = "x-dualmap-instance"
 MOST_CHUNKS_PER_S = 2_000.0
 """Tokens a second of all streams: two cores also hold client, engine and cluster."""
 
+FEW_STREAMS = 8
+
 RAMP_PER_S = 150.0
 """Streams begun a second: a thousand in one instant measure the client."""
 
@@ -83,9 +85,10 @@ class Load:
 
     @classmethod
     def of(cls, streams: int, seconds: float) -> Load:
-        """Beats as fast as the bound of all chunks allows, and streams of about two seconds."""
+        """Beats as fast as the bound of all chunks allows; streams of about two seconds, of few shorter, to see more."""
         beat_ms = max(20.0, streams * 1_000 / MOST_CHUNKS_PER_S)
-        return cls(streams, seconds, max(4, round(2_000 / beat_ms)), beat_ms)
+        length_ms = 100 if streams < FEW_STREAMS else 2_000
+        return cls(streams, seconds, max(4, round(length_ms / beat_ms)), beat_ms)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -206,6 +209,11 @@ class AgentBench:
 
     def __init__(self, step_ms: float, token_us: float) -> None:
         self._costs = (str(step_ms), str(token_us))
+        # Told to the agents: one that has learnt its cost and one that has not would never share the work.
+        self._told = {
+            "DUALMAP_ENGINE__PREFILL_MS": str(step_ms),
+            "DUALMAP_ENGINE__PREFILL_US_PER_TOKEN": str(max(0.1, token_us)),
+        }
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -224,7 +232,7 @@ class AgentBench:
 
     async def cluster(self, url: str, instances: int, **agent: str) -> LocalCluster:
         """Agents before the engine, with a router."""
-        environment = {**_NO_EVENTS, "DUALMAP_ENGINE__URL": url, **agent}
+        environment = {**_NO_EVENTS, **self._told, "DUALMAP_ENGINE__URL": url, **agent}
         options = LocalOptions(instances=instances, rebalance=False, environment=environment)
         return await self._stack.enter_async_context(LocalCluster(options))
 
