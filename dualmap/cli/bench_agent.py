@@ -85,7 +85,7 @@ class Load:
 
     @classmethod
     def of(cls, streams: int, seconds: float) -> Load:
-        """Beats as fast as the bound of all chunks allows; streams of about two seconds, of few shorter, to see more."""
+        """Beats as fast as the bound of all chunks allows; streams of two seconds, shorter where they are few."""
         beat_ms = max(20.0, streams * 1_000 / MOST_CHUNKS_PER_S)
         length_ms = 100 if streams < FEW_STREAMS else 2_000
         return cls(streams, seconds, max(4, round(length_ms / beat_ms)), beat_ms)
