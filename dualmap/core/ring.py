@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -128,10 +129,21 @@ class Ring:
 def moved_share(before: Ring, after: Ring, samples: int = 4096) -> float:
     """Share of keys whose candidates differ between two rings, everyone eligible, over fixed evenly mixed keys."""
     moved = 0
-    for number in range(1, samples + 1):
-        key = number * _SAMPLE_STEP & 0xFFFF_FFFF_FFFF_FFFF
+    for key in _sampled_keys(samples):
         moved += set(before.pair(key, _everyone)) != set(after.pair(key, _everyone))
     return moved / samples
+
+
+def pair_shares(ring: Ring, samples: int = 4096) -> dict[str, float]:
+    """Share of the same keys whose pair each instance is in: those that change their pair when it alone leaves."""
+    counts: Counter[str] = Counter()
+    for key in _sampled_keys(samples):
+        counts.update(instance_id for instance_id in ring.pair(key, _everyone) if instance_id is not None)
+    return {instance_id: count / samples for instance_id, count in counts.items()}
+
+
+def _sampled_keys(samples: int) -> Iterator[int]:
+    return (number * _SAMPLE_STEP & 0xFFFF_FFFF_FFFF_FFFF for number in range(1, samples + 1))
 
 
 def _everyone(_instance_id: str) -> bool:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from dualmap.core.errors import NotLeader, ParameterMismatch, Unavailable
 from dualmap.core.membership import InstanceState, Member, RingParameters, RingSnapshot
-from dualmap.core.ring import Ring, moved_share
 from dualmap.rpc.convert_ring import HeatReport, Join, Renew
 from dualmap.runtime.logs import get_log
 from services.ringmanager.draft import Draft
 from services.ringmanager.heat import HeatRules, PoolHeat
 from services.ringmanager.membership import LeaseRules, Membership
 from services.ringmanager.metrics import RingManagerMetrics
+from services.ringmanager.moved import MovedShares
 from services.ringmanager.publisher import Published, Publisher
 from services.ringmanager.watchers import WatcherHub
 
@@ -91,6 +91,7 @@ class RingKeeper:
         self._rebuild_until_s = 0.0
         self._unmeasured: tuple[tuple[Member, ...], tuple[Member, ...]] | None = None
         self._last_moved_share = 0.0
+        self._moved = MovedShares(rules.parameters)
         self._gathering: asyncio.Future[None] | None = None
         self.watchers = WatcherHub(rules.heartbeat_s, metrics.cut_off.inc, rules.most_watches)
 
@@ -137,10 +138,7 @@ class RingKeeper:
             was_member = now_s < self._rebuild_until_s and join.highest_epoch_seen > 0
             member = self._membership.join(join.wish, now_s, was_member)
             reign = self._reign
-        await self._publish_together()
-        if self._reign != reign:
-            # The members were taken over anew from the store, and this one was not among them.
-            raise Unavailable("the lead", RETRY_MS)
+        await self._publish_together(reign)
         self._metrics.joined.inc()
         return member
 
@@ -160,29 +158,33 @@ class RingKeeper:
             await self._take_duty()
             before = self._membership.members
             member = self._membership.drain(instance_id)
-            await self._publish()
-        return member, await self._share(before, _without(before, instance_id))
+            reign = self._reign
+        await self._publish_together(reign)
+        return member, await asyncio.to_thread(self._moved.without, before, instance_id)
 
     async def undrain(self, instance_id: str) -> Member:
         """Take a drain back. Raises UnknownInstance."""
         async with self._lock:
             await self._take_duty()
             member = self._membership.undrain(instance_id)
-            await self._publish()
+            reign = self._reign
+        await self._publish_together(reign)
         return member
 
     async def leave(self, instance_id: str, agent_epoch: int) -> float:
         """Take an instance off at once; the share of pairs that changed. Idempotent."""
         async with self._lock:
             await self._take_duty()
-            before = self._membership.members
+            # As published last: those that leave together are each measured on one ring.
+            before = self._draft.snapshot.members
             gone = self._membership.leave(instance_id, agent_epoch, self._now_s())
-            await self._publish()
+            reign = self._reign
+        await self._publish_together(reign)
         if gone is None:
             return 0.0
         self._metrics.left.inc()
         _log.info("instance_left", instance=instance_id, agent_epoch=agent_epoch)
-        return await self._share(before, _without(before, instance_id))
+        return await asyncio.to_thread(self._moved.without, before, instance_id)
 
     async def report_heat(self, report: HeatReport) -> bool:
         """Count a router's samples and take the table it offers; whether its table is wanted with the next report."""
@@ -237,12 +239,18 @@ class RingKeeper:
             self._heat.plan(active, self._now_s())
             await self._publish()
 
-    async def _publish_together(self) -> None:
-        """Publish within `GATHER_S`; all that ask meanwhile share one epoch. Raises as `_publish` does, to each."""
+    async def _publish_together(self, reign: int | None) -> None:
+        """Publish within `GATHER_S`; all that ask meanwhile share one epoch. Raises as `_publish` does, to each.
+
+        ``reign``: the one in which the change was made; where it ended, the change is lost and Unavailable is raised.
+        """
         if self._gathering is None:
             self._gathering = asyncio.ensure_future(self._gathered())
             self._gathering.add_done_callback(_seen)
         await asyncio.shield(self._gathering)
+        if self._reign != reign:
+            # The members were taken over anew from the store, and this change was not among them.
+            raise Unavailable("the lead", RETRY_MS)
 
     async def _gathered(self) -> None:
         await asyncio.sleep(GATHER_S)
@@ -326,12 +334,9 @@ class RingKeeper:
         if self._unmeasured is not None:
             before, after = self._unmeasured
             self._unmeasured = None
-            self._last_moved_share = await self._share(before, after)
+            # Arithmetic on values that never change: not in the loop.
+            self._last_moved_share = await asyncio.to_thread(self._moved.between, before, after)
             self._metrics.moved_share.set(self._last_moved_share)
-
-    async def _share(self, before: tuple[Member, ...], after: tuple[Member, ...]) -> float:
-        # Tens of milliseconds of arithmetic on values that never change: not in the loop.
-        return await asyncio.to_thread(_moved_share, before, after, self._rules.parameters)
 
     # --- what is heard and refused ---
 
@@ -371,11 +376,3 @@ def _seen(publication: asyncio.Future[None]) -> None:
     """Each caller is told by its own await; where all are gone, the next turn publishes."""
     if not publication.cancelled():
         publication.exception()
-
-
-def _without(members: tuple[Member, ...], instance_id: str) -> tuple[Member, ...]:
-    return tuple(member for member in members if member.instance_id != instance_id)
-
-
-def _moved_share(before: tuple[Member, ...], after: tuple[Member, ...], parameters: RingParameters) -> float:
-    return moved_share(Ring.build(before, parameters), Ring.build(after, parameters))

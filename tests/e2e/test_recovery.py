@@ -15,6 +15,7 @@ from dualmap.cli.chaos_watch import Watch
 from dualmap.cli.local_cluster import LocalCluster, LocalOptions
 from dualmap.client import DualMapClient
 from dualmap.core.membership import InstanceState
+from dualmap.store.connection import connect
 from tests.e2e.conftest import Start
 from tests.waiting import until
 
@@ -73,6 +74,32 @@ async def test_an_emptied_redis_is_filled_again_by_those_who_know_and_epochs_nev
 
     assert after.epoch > before
     assert {member.instance_id for member in after.members} == {"agent-1/0", "agent-2/0"}
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["flushed", "every key of another type"])
+async def test_a_redis_emptied_or_damaged_while_it_runs_is_put_right(start: Start, damaged: bool) -> None:
+    """No connection breaks to tell of it: writers and followers notice by what they find, callers not at all."""
+    async with start(LocalOptions(instances=2, speed=5.0)) as cluster, Watch(cluster) as watch:
+        await until(watch.all_see_all, 15)
+        before = (await cluster.ring()).epoch
+        assert cluster.valkey is not None
+        client = connect(cluster.valkey.url)
+        async with _loaded(cluster):
+            await asyncio.sleep(1.0)
+            if damaged:
+                for key in await client.keys():
+                    await client.set(key, "nonsense")
+            else:
+                await client.flushall()
+
+            async def raised() -> bool:
+                return (await cluster.ring()).epoch > before
+
+            await until(raised, 20)
+            await until(watch.all_see_all, 20)
+            await asyncio.sleep(1.0)
+        await until(lambda: _agree(watch), 2.5)
+        await client.aclose()
 
 
 async def test_a_redis_that_kept_its_data_costs_no_full_state(start: Start) -> None:
