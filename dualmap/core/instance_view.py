@@ -75,9 +75,15 @@ class InstanceView:
         return due
 
     def hit_tokens(self, chain: Chain) -> tuple[int, int]:
-        """Prompt tokens of the leading run held by the index, and with what was sent here counted as held."""
+        """Prompt tokens of the leading run held by the index, and with what was sent here counted as held.
+
+        In the second slower tiers count at their discount: what they are worth in tokens on the device.
+        """
         hashes = chain.hashes
-        blocks = self.kv.leading_blocks(hashes, self.load.prefix_closed)
+        kv = self.kv
+        blocks = kv.leading_blocks(hashes, self.load.prefix_closed)
+        if kv.slow and blocks:
+            return self._discounted(chain, blocks)
         tokens = chain.block_tokens
         prompt = chain.prompt_tokens
         indexed = blocks * tokens
@@ -86,6 +92,14 @@ class InstanceView:
         elif blocks < len(hashes) and (extra := self.bookings.extra_blocks(hashes, blocks)):
             return indexed, min((blocks + extra) * tokens, prompt)
         return indexed, indexed
+
+    def _discounted(self, chain: Chain, blocks: int) -> tuple[int, int]:
+        hashes, tokens, prompt = chain.hashes, chain.block_tokens, chain.prompt_tokens
+        indexed = min(blocks * tokens, prompt)
+        load = self.load
+        lost = self.kv.lost_blocks(hashes, blocks, load.host_discount, load.remote_discount, load.prefix_closed)
+        extra = self.bookings.extra_blocks(hashes, blocks) if blocks < len(hashes) else 0
+        return indexed, max(0, min((blocks + extra) * tokens, prompt) - lost * tokens)
 
     def apply(self, update: StateUpdate, now_ms: float) -> bool:
         """Take an update in. False: its base is not held here, or the index diverged; load the whole state.

@@ -7,6 +7,7 @@ It knows nothing of engines, events or versions: an agent fills it, every view r
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from array import array
@@ -32,6 +33,7 @@ _MERGE_FROM = 64
 _ONE = np.uint32(1)
 
 _MAX_TIER = int(max(Tier))
+_HOST = int(Tier.HOST)
 
 U64Array = npt.NDArray[np.uint64]
 U8Array = npt.NDArray[np.uint8]
@@ -53,12 +55,15 @@ def mix64(block_hash: int, tier: int) -> int:
 class KvIndex:
     """Sorted hashes and, beside them, tiers. A look-up is one bisection; a single change moves memory once."""
 
-    __slots__ = ("_counts", "_digest", "_hashes", "_high", "_low", "_shift", "_starts", "_tiers")
+    __slots__ = ("_counts", "_digest", "_hashes", "_high", "_low", "_shift", "_starts", "_tiers", "slow")
 
     def __init__(self) -> None:
         self._hashes = array("Q")
         self._tiers = bytearray()
         self._digest = 0
+        self.slow = 0
+        """Blocks held on no device: none, and a look needs no tiers."""
+
         self._direct()
 
     @property
@@ -161,6 +166,31 @@ class KvIndex:
         """Tier of each of the first ``n`` blocks of a chain, one byte each, 0 for not held."""
         return bytes(self.tier_of(block) for block in hashes[:n])
 
+    def slow_blocks(self, hashes: Sequence[int], held: int, prefix_closed: bool = True) -> tuple[int, int]:
+        """How many of a chain's first ``held`` blocks are on the host, and how many further away.
+
+        With ``prefix_closed`` a block is taken to be nowhere faster than its parent: O(log held x log blocks).
+        """
+        if not self.slow:
+            return 0, 0
+        if not prefix_closed:
+            tiers = self.leading_tiers(hashes, held)
+            return tiers.count(_HOST), tiers.count(_MAX_TIER)
+
+        def tier(place: int) -> int:
+            return self.tier_of(hashes[place])
+
+        host_from = bisect_left(range(held), _HOST, key=tier)
+        remote_from = bisect_left(range(held), _MAX_TIER, lo=host_from, key=tier)
+        return remote_from - host_from, held - remote_from
+
+    def lost_blocks(
+        self, hashes: Sequence[int], held: int, host_discount: float, remote_discount: float, prefix_closed: bool = True
+    ) -> int:
+        """By how much a chain's first ``held`` blocks are worth less than on the device, in whole blocks rounded up."""
+        host, remote = self.slow_blocks(hashes, held, prefix_closed)
+        return math.ceil(host * host_discount + remote * remote_discount)
+
     def snapshot(self) -> KvSnapshot:
         """The whole index as it travels."""
         return KvSnapshot(np.asarray(self._hashes).astype("<u8", copy=False).tobytes(), bytes(self._tiers))
@@ -170,6 +200,7 @@ class KvIndex:
         position = bisect_left(hashes, block_hash)
         if position < len(hashes) and hashes[position] == block_hash:
             self._digest -= mix64(block_hash, tiers[position])
+            self.slow -= tiers[position] >= _HOST
             if tier:
                 tiers[position] = tier
             else:
@@ -186,6 +217,7 @@ class KvIndex:
                 self._direct()
         if tier:
             self._digest += mix64(block_hash, tier)
+            self.slow += tier >= _HOST
         self._digest &= _MASK
 
     def _merge(self, changes: npt.NDArray[np.void]) -> None:
@@ -215,6 +247,7 @@ class KvIndex:
         packed.frombytes(hashes.astype(np.uint64, copy=False).tobytes())
         self._hashes = packed
         self._tiers = bytearray(tiers.tobytes())
+        self.slow = int(np.count_nonzero(tiers >= _HOST))
         self._direct()
 
     def _direct(self) -> None:

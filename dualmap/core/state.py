@@ -60,7 +60,10 @@ EMPTY_WAITING: tuple[float, ...] = (0.0,) * (PRIORITY_CLASSES * SLACK_BUCKETS)
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Load of an instance at one version. ``waiting_s`` is flat: class x SLACK_BUCKETS + bucket, seconds of prefill."""
+    """Load of an instance at one version. ``waiting_s`` is flat: class x SLACK_BUCKETS + bucket, seconds of prefill.
+
+    ``host_discount``, ``remote_discount``: share of a hit that is lost where a block is held in that tier only.
+    """
 
     waiting_s: tuple[float, ...] = EMPTY_WAITING
     rest_s: float = 0.0
@@ -86,6 +89,8 @@ class LoadReport:
     offered_s: float = 0.0
     prefix_closed: bool = True
     modelled: bool = False
+    host_discount: float = 0.0
+    remote_discount: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _RECORD_BYTES = 9
 _SEEN_BYTES = 32
 _TIERS = 3
 _NO_BUCKETS = (0.0,) * SLACK_BUCKETS
-_SECONDS = ("rest_s", "stalled_ms", "kv_use", "offered_s")
+_SECONDS = ("rest_s", "stalled_ms", "kv_use", "offered_s", "host_discount", "remote_discount")
 _SAME_NAMES = (
     "rest_s",
     "admitting",
@@ -57,6 +57,8 @@ _SAME_NAMES = (
     "offered_s",
     "prefix_closed",
     "modelled",
+    "host_discount",
+    "remote_discount",
 )
 
 

@@ -102,6 +102,8 @@ class _Load(_Packed):
     offered_s: float = 0.0
     prefix_closed: bool = True
     modelled: bool = False
+    host_discount: float = 0.0
+    remote_discount: float = 0.0
 
 
 class _Entry(_Packed, omit_defaults=True):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dualmap.v1 import types_pb2 as dualmap_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ualmap/v1/state.proto\x12\ndualmap.v1\x1a\x16\x64ualmap/v1/types.proto\"!\n\x0cSlackBuckets\x12\x11\n\twaiting_s\x18\x01 \x03(\x01\"A\n\x0bTicketsSeen\x12\x11\n\trouter_id\x18\x01 \x01(\x06\x12\x11\n\twatermark\x18\x02 \x01(\x04\x12\x0c\n\x04seen\x18\x03 \x01(\x0c\"\xd0\x04\n\x04Load\x12)\n\x07waiting\x18\x01 \x03(\x0b\x32\x18.dualmap.v1.SlackBuckets\x12\x0e\n\x06rest_s\x18\x02 \x01(\x01\x12-\n\x0cqueue_policy\x18\x03 \x01(\x0e\x32\x17.dualmap.v1.QueuePolicy\x12\x11\n\tadmitting\x18\x04 \x01(\x08\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12\x1b\n\x13waiting_miss_tokens\x18\x06 \x01(\x04\x12\x18\n\x10running_requests\x18\x07 \x01(\r\x12\x1a\n\x12staged_miss_tokens\x18\x08 \x01(\x04\x12\x0e\n\x06kv_use\x18\t \x01(\x01\x12#\n\x04\x63ost\x18\n \x01(\x0b\x32\x15.dualmap.v1.CostModel\x12(\n\x07tickets\x18\x0b \x03(\x0b\x32\x17.dualmap.v1.TicketsSeen\x12\x12\n\nstalled_ms\x18\x0c \x01(\x01\x12\x0f\n\x07suspect\x18\r \x01(\x08\x12\x11\n\tmoved_out\x18\x0e \x01(\x04\x12\x10\n\x08moved_in\x18\x0f \x01(\x04\x12\x10\n\x08put_back\x18\x10 \x01(\x04\x12\x0e\n\x06relays\x18\x11 \x01(\r\x12\x10\n\x08\x66inished\x18\x12 \x01(\x04\x12\x17\n\x0f\x66inished_in_slo\x18\x13 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x14 \x01(\x04\x12\x15\n\rcached_tokens\x18\x15 \x01(\x04\x12\x11\n\toffered_s\x18\x16 \x01(\x01\x12\x15\n\rprefix_closed\x18\x17 \x01(\x08\x12\x10\n\x08modelled\x18\x18 \x01(\x08\"X\n\tCostModel\x12\x0b\n\x03\x61_s\x18\x01 \x01(\x01\x12\x15\n\rb_s_per_token\x18\x02 \x01(\x01\x12\x16\n\x0e\x63_s_per_token2\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\x04\"\x1c\n\tKvChanges\x12\x0f\n\x07\x63hanges\x18\x01 \x01(\x0c\"+\n\nKvSnapshot\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\r\n\x05tiers\x18\x02 \x01(\x0c\"\x92\x02\n\x0bStateUpdate\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x13\n\x0b\x61gent_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\r\n\x05since\x18\x06 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x07 \x01(\x08\x12\x1e\n\x04load\x18\x08 \x01(\x0b\x32\x10.dualmap.v1.Load\x12(\n\x08snapshot\x18\t \x01(\x0b\x32\x16.dualmap.v1.KvSnapshot\x12&\n\x07\x63hanges\x18\n \x01(\x0b\x32\x15.dualmap.v1.KvChanges\x12\x11\n\tkv_digest\x18\x0b \x01(\x06\x12\x11\n\tkv_blocks\x18\x0c \x01(\x04\"K\n\x14ListInstancesRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\xe4\x01\n\x0fInstanceSummary\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0b\x61gent_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x11\n\tkv_blocks\x18\x05 \x01(\x04\x12\x11\n\tkv_digest\x18\x06 \x01(\x06\x12\x1e\n\x04load\x18\x07 \x01(\x0b\x32\x10.dualmap.v1.Load\x12\x11\n\treachable\x18\x08 \x01(\x08\x12\x15\n\rpolled_ago_ms\x18\t \x01(\x01\x12\x11\n\tcollector\x18\n \x01(\t\"t\n\x15ListInstancesResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12.\n\tinstances\x18\x02 \x03(\x0b\x32\x1b.dualmap.v1.InstanceSummary\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"7\n\x12GetInstanceRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"X\n\x13GetInstanceResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12-\n\x08instance\x18\x02 \x01(\x0b\x32\x1b.dualmap.v1.InstanceSummary\"7\n\x11WatchStateRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x02 \x03(\t\"\x85\x01\n\x12WatchStateResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12.\n\tinstances\x18\x02 \x03(\x0b\x32\x1b.dualmap.v1.InstanceSummary\x12\x19\n\x11left_instance_ids\x18\x03 \x03(\t\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x32\x85\x02\n\x0eStateCollector\x12T\n\rListInstances\x12 .dualmap.v1.ListInstancesRequest\x1a!.dualmap.v1.ListInstancesResponse\x12N\n\x0bGetInstance\x12\x1e.dualmap.v1.GetInstanceRequest\x1a\x1f.dualmap.v1.GetInstanceResponse\x12M\n\nWatchState\x12\x1d.dualmap.v1.WatchStateRequest\x1a\x1e.dualmap.v1.WatchStateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64ualmap/v1/state.proto\x12\ndualmap.v1\x1a\x16\x64ualmap/v1/types.proto\"!\n\x0cSlackBuckets\x12\x11\n\twaiting_s\x18\x01 \x03(\x01\"A\n\x0bTicketsSeen\x12\x11\n\trouter_id\x18\x01 \x01(\x06\x12\x11\n\twatermark\x18\x02 \x01(\x04\x12\x0c\n\x04seen\x18\x03 \x01(\x0c\"\x80\x05\n\x04Load\x12)\n\x07waiting\x18\x01 \x03(\x0b\x32\x18.dualmap.v1.SlackBuckets\x12\x0e\n\x06rest_s\x18\x02 \x01(\x01\x12-\n\x0cqueue_policy\x18\x03 \x01(\x0e\x32\x17.dualmap.v1.QueuePolicy\x12\x11\n\tadmitting\x18\x04 \x01(\x08\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12\x1b\n\x13waiting_miss_tokens\x18\x06 \x01(\x04\x12\x18\n\x10running_requests\x18\x07 \x01(\r\x12\x1a\n\x12staged_miss_tokens\x18\x08 \x01(\x04\x12\x0e\n\x06kv_use\x18\t \x01(\x01\x12#\n\x04\x63ost\x18\n \x01(\x0b\x32\x15.dualmap.v1.CostModel\x12(\n\x07tickets\x18\x0b \x03(\x0b\x32\x17.dualmap.v1.TicketsSeen\x12\x12\n\nstalled_ms\x18\x0c \x01(\x01\x12\x0f\n\x07suspect\x18\r \x01(\x08\x12\x11\n\tmoved_out\x18\x0e \x01(\x04\x12\x10\n\x08moved_in\x18\x0f \x01(\x04\x12\x10\n\x08put_back\x18\x10 \x01(\x04\x12\x0e\n\x06relays\x18\x11 \x01(\r\x12\x10\n\x08\x66inished\x18\x12 \x01(\x04\x12\x17\n\x0f\x66inished_in_slo\x18\x13 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x14 \x01(\x04\x12\x15\n\rcached_tokens\x18\x15 \x01(\x04\x12\x11\n\toffered_s\x18\x16 \x01(\x01\x12\x15\n\rprefix_closed\x18\x17 \x01(\x08\x12\x10\n\x08modelled\x18\x18 \x01(\x08\x12\x15\n\rhost_discount\x18\x19 \x01(\x01\x12\x17\n\x0fremote_discount\x18\x1a \x01(\x01\"X\n\tCostModel\x12\x0b\n\x03\x61_s\x18\x01 \x01(\x01\x12\x15\n\rb_s_per_token\x18\x02 \x01(\x01\x12\x16\n\x0e\x63_s_per_token2\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\x04\"\x1c\n\tKvChanges\x12\x0f\n\x07\x63hanges\x18\x01 \x01(\x0c\"+\n\nKvSnapshot\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\r\n\x05tiers\x18\x02 \x01(\x0c\"\x92\x02\n\x0bStateUpdate\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x13\n\x0b\x61gent_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\r\n\x05since\x18\x06 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x07 \x01(\x08\x12\x1e\n\x04load\x18\x08 \x01(\x0b\x32\x10.dualmap.v1.Load\x12(\n\x08snapshot\x18\t \x01(\x0b\x32\x16.dualmap.v1.KvSnapshot\x12&\n\x07\x63hanges\x18\n \x01(\x0b\x32\x15.dualmap.v1.KvChanges\x12\x11\n\tkv_digest\x18\x0b \x01(\x06\x12\x11\n\tkv_blocks\x18\x0c \x01(\x04\"K\n\x14ListInstancesRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\xe4\x01\n\x0fInstanceSummary\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0b\x61gent_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x11\n\tkv_blocks\x18\x05 \x01(\x04\x12\x11\n\tkv_digest\x18\x06 \x01(\x06\x12\x1e\n\x04load\x18\x07 \x01(\x0b\x32\x10.dualmap.v1.Load\x12\x11\n\treachable\x18\x08 \x01(\x08\x12\x15\n\rpolled_ago_ms\x18\t \x01(\x01\x12\x11\n\tcollector\x18\n \x01(\t\"t\n\x15ListInstancesResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12.\n\tinstances\x18\x02 \x03(\x0b\x32\x1b.dualmap.v1.InstanceSummary\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"7\n\x12GetInstanceRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"X\n\x13GetInstanceResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12-\n\x08instance\x18\x02 \x01(\x0b\x32\x1b.dualmap.v1.InstanceSummary\"7\n\x11WatchStateRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x14\n\x0cinstance_ids\x18\x02 \x03(\t\"\x85\x01\n\x12WatchStateResponse\x12\x12\n\nring_epoch\x18\x01 \x01(\x04\x12.\n\tinstances\x18\x02 \x03(\x0b\x32\x1b.dualmap.v1.InstanceSummary\x12\x19\n\x11left_instance_ids\x18\x03 \x03(\t\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x32\x85\x02\n\x0eStateCollector\x12T\n\rListInstances\x12 .dualmap.v1.ListInstancesRequest\x1a!.dualmap.v1.ListInstancesResponse\x12N\n\x0bGetInstance\x12\x1e.dualmap.v1.GetInstanceRequest\x1a\x1f.dualmap.v1.GetInstanceResponse\x12M\n\nWatchState\x12\x1d.dualmap.v1.WatchStateRequest\x1a\x1e.dualmap.v1.WatchStateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TICKETSSEEN']._serialized_start=97
   _globals['_TICKETSSEEN']._serialized_end=162
   _globals['_LOAD']._serialized_start=165
-  _globals['_LOAD']._serialized_end=757
-  _globals['_COSTMODEL']._serialized_start=759
-  _globals['_COSTMODEL']._serialized_end=847
-  _globals['_KVCHANGES']._serialized_start=849
-  _globals['_KVCHANGES']._serialized_end=877
-  _globals['_KVSNAPSHOT']._serialized_start=879
-  _globals['_KVSNAPSHOT']._serialized_end=922
-  _globals['_STATEUPDATE']._serialized_start=925
-  _globals['_STATEUPDATE']._serialized_end=1199
-  _globals['_LISTINSTANCESREQUEST']._serialized_start=1201
-  _globals['_LISTINSTANCESREQUEST']._serialized_end=1276
-  _globals['_INSTANCESUMMARY']._serialized_start=1279
-  _globals['_INSTANCESUMMARY']._serialized_end=1507
-  _globals['_LISTINSTANCESRESPONSE']._serialized_start=1509
-  _globals['_LISTINSTANCESRESPONSE']._serialized_end=1625
-  _globals['_GETINSTANCEREQUEST']._serialized_start=1627
-  _globals['_GETINSTANCEREQUEST']._serialized_end=1682
-  _globals['_GETINSTANCERESPONSE']._serialized_start=1684
-  _globals['_GETINSTANCERESPONSE']._serialized_end=1772
-  _globals['_WATCHSTATEREQUEST']._serialized_start=1774
-  _globals['_WATCHSTATEREQUEST']._serialized_end=1829
-  _globals['_WATCHSTATERESPONSE']._serialized_start=1832
-  _globals['_WATCHSTATERESPONSE']._serialized_end=1965
-  _globals['_STATECOLLECTOR']._serialized_start=1968
-  _globals['_STATECOLLECTOR']._serialized_end=2229
+  _globals['_LOAD']._serialized_end=805
+  _globals['_COSTMODEL']._serialized_start=807
+  _globals['_COSTMODEL']._serialized_end=895
+  _globals['_KVCHANGES']._serialized_start=897
+  _globals['_KVCHANGES']._serialized_end=925
+  _globals['_KVSNAPSHOT']._serialized_start=927
+  _globals['_KVSNAPSHOT']._serialized_end=970
+  _globals['_STATEUPDATE']._serialized_start=973
+  _globals['_STATEUPDATE']._serialized_end=1247
+  _globals['_LISTINSTANCESREQUEST']._serialized_start=1249
+  _globals['_LISTINSTANCESREQUEST']._serialized_end=1324
+  _globals['_INSTANCESUMMARY']._serialized_start=1327
+  _globals['_INSTANCESUMMARY']._serialized_end=1555
+  _globals['_LISTINSTANCESRESPONSE']._serialized_start=1557
+  _globals['_LISTINSTANCESRESPONSE']._serialized_end=1673
+  _globals['_GETINSTANCEREQUEST']._serialized_start=1675
+  _globals['_GETINSTANCEREQUEST']._serialized_end=1730
+  _globals['_GETINSTANCERESPONSE']._serialized_start=1732
+  _globals['_GETINSTANCERESPONSE']._serialized_end=1820
+  _globals['_WATCHSTATEREQUEST']._serialized_start=1822
+  _globals['_WATCHSTATEREQUEST']._serialized_end=1877
+  _globals['_WATCHSTATERESPONSE']._serialized_start=1880
+  _globals['_WATCHSTATERESPONSE']._serialized_end=2013
+  _globals['_STATECOLLECTOR']._serialized_start=2016
+  _globals['_STATECOLLECTOR']._serialized_end=2277
 # @@protoc_insertion_point(module_scope)

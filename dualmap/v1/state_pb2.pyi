@@ -103,6 +103,8 @@ class Load(_message.Message):
     OFFERED_S_FIELD_NUMBER: _builtins.int
     PREFIX_CLOSED_FIELD_NUMBER: _builtins.int
     MODELLED_FIELD_NUMBER: _builtins.int
+    HOST_DISCOUNT_FIELD_NUMBER: _builtins.int
+    REMOTE_DISCOUNT_FIELD_NUMBER: _builtins.int
     rest_s: _builtins.float
     """Seconds until all that runs or is staged has passed its first token."""
     queue_policy: _types_pb2.QueuePolicy.ValueType
@@ -145,6 +147,10 @@ class Load(_message.Message):
     """False: the agent's index does not keep the prefix of what it evicts; look linearly."""
     modelled: _builtins.bool
     """True: the index is the agent's model, not the engine's word."""
+    host_discount: _builtins.float
+    """Share of a hit lost where a block is held on the host only, 0 to 1. 0: worth as much as on the device."""
+    remote_discount: _builtins.float
+    """The same of a block in a remote store only."""
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlackBuckets]:
         """By priority class: low, normal, high."""
@@ -184,10 +190,12 @@ class Load(_message.Message):
         offered_s: _builtins.float = ...,
         prefix_closed: _builtins.bool = ...,
         modelled: _builtins.bool = ...,
+        host_discount: _builtins.float = ...,
+        remote_discount: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitting", b"admitting", "cached_tokens", b"cached_tokens", "cost", b"cost", "finished", b"finished", "finished_in_slo", b"finished_in_slo", "kv_use", b"kv_use", "modelled", b"modelled", "moved_in", b"moved_in", "moved_out", b"moved_out", "offered_s", b"offered_s", "prefix_closed", b"prefix_closed", "prompt_tokens", b"prompt_tokens", "put_back", b"put_back", "queue_policy", b"queue_policy", "relays", b"relays", "rest_s", b"rest_s", "running_requests", b"running_requests", "staged_miss_tokens", b"staged_miss_tokens", "stalled_ms", b"stalled_ms", "suspect", b"suspect", "tickets", b"tickets", "waiting", b"waiting", "waiting_miss_tokens", b"waiting_miss_tokens", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitting", b"admitting", "cached_tokens", b"cached_tokens", "cost", b"cost", "finished", b"finished", "finished_in_slo", b"finished_in_slo", "host_discount", b"host_discount", "kv_use", b"kv_use", "modelled", b"modelled", "moved_in", b"moved_in", "moved_out", b"moved_out", "offered_s", b"offered_s", "prefix_closed", b"prefix_closed", "prompt_tokens", b"prompt_tokens", "put_back", b"put_back", "queue_policy", b"queue_policy", "relays", b"relays", "remote_discount", b"remote_discount", "rest_s", b"rest_s", "running_requests", b"running_requests", "staged_miss_tokens", b"staged_miss_tokens", "stalled_ms", b"stalled_ms", "suspect", b"suspect", "tickets", b"tickets", "waiting", b"waiting", "waiting_miss_tokens", b"waiting_miss_tokens", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -140,7 +141,13 @@ class App:
             new_incarnation=self._new_incarnation,
             done=self._done,
         )
-        instance = Instance(self.settings.agent.instance_options, engine, parts, facts.ttft_slo_ms)
+        settings = self.settings.engine
+        options = replace(
+            self.settings.agent.instance_options,
+            host_discount=1 - settings.host_credit,
+            remote_discount=1 - settings.remote_credit,
+        )
+        instance = Instance(options, engine, parts, facts.ttft_slo_ms)
         await instance.start()
         stack.push_async_callback(engine.stop)
         return instance

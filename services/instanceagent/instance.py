@@ -162,8 +162,12 @@ class Instance:
         return 1_000 * (self._progress.rest_s(now_ms) + due_s + request.waiting.prefill_s)
 
     def miss_of(self, chain: Chain) -> tuple[int, int]:
-        """Tokens of a prompt not held here, and tokens held."""
-        blocks = self.state.kv.leading_blocks(chain.hashes, self.engine.facts.prefix_closed)
+        """Tokens of a prompt not held here, and tokens held, the slower tiers at their discount."""
+        kv, prefix_closed = self.state.kv, self.engine.facts.prefix_closed
+        blocks = kv.leading_blocks(chain.hashes, prefix_closed)
+        if kv.slow and blocks:
+            discounts = self._options.host_discount, self._options.remote_discount
+            blocks -= kv.lost_blocks(chain.hashes, blocks, *discounts, prefix_closed)
         hit_tokens = chain.covered_tokens(blocks)
         return chain.prompt_tokens - hit_tokens, hit_tokens
 
@@ -510,6 +514,8 @@ class Instance:
             offered_s=self.offers.offered_s if self.offers is not None else 0.0,
             prefix_closed=facts.prefix_closed,
             modelled=facts.modelled,
+            host_discount=self._options.host_discount,
+            remote_discount=self._options.remote_discount,
         )
 
     def _waiting_lately(self) -> tuple[float, ...]:

@@ -14,7 +14,10 @@ from services.instanceagent.state_log import StateLog
 
 @dataclass(frozen=True, slots=True)
 class InstanceOptions:
-    """Limits of one queue. None for ``feed_tokens`` or ``max_sequences``: the engine's own."""
+    """Limits of one queue. None for ``feed_tokens`` or ``max_sequences``: the engine's own.
+
+    ``host_discount``, ``remote_discount``: share of a hit that is lost where a block is held in that tier only.
+    """
 
     queue_policy: QueuePolicy = QueuePolicy.SLO
     max_waiting_requests: int = 10_000
@@ -23,6 +26,8 @@ class InstanceOptions:
     feed_tokens: int | None = None
     max_sequences: int | None = None
     suspect_after_ms: float = 2_000.0
+    host_discount: float = 0.0
+    remote_discount: float = 0.0
 
 
 @dataclass(slots=True)

@@ -159,6 +159,13 @@ class EngineSettings(Block):
         default=("device", "host", "remote"),
         description="Media whose blocks count as held: leave out those that load no faster than prefill computes.",
     )
+    host_credit: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="A host block's worth of a device block: 1 - its load time / its prefill time.",
+    )
+    remote_credit: float = Field(default=1.0, ge=0, le=1, description="The same of a block in a remote store.")
     start_timeout_s: float = Field(
         default=600.0, gt=0, le=7_200, description="Longest wait for the engine at start; weights take minutes to load."
     )

@@ -463,3 +463,20 @@ def test_state_read_per_decision_does_not_grow_with_n() -> None:
 
     assert worst[256] <= 16
     assert worst[8] <= 16
+
+
+@pytest.mark.parametrize(("host_discount", "chosen"), [(0.0, 0), (0.75, 1)])
+def test_a_slower_tier_counts_with_its_credit(host_discount: float, chosen: int) -> None:
+    """Sixteen blocks on the host against eight on the device: more at full credit, less at a quarter of it."""
+    pool = Pool(4)
+    hashes = run_of(9, 32)
+    pair = pool.pair(hashes[0])
+    for block in hashes[:16]:
+        pool.views[pair[0]].kv.set(block, 2)
+    pool.warm(pair[1], hashes[:8])
+    pool.load(pair[0], host_discount=host_discount)
+
+    decision = pool.choose(hashes)
+
+    assert decision.chosen.instance_id == pair[chosen]
+    assert decision.chosen.miss_tokens == (16 if chosen == 0 else 24) * BLOCK

@@ -45,6 +45,17 @@ def test_a_snapshot_then_changes_give_hits() -> None:
     assert view.load.rest_s == 2.0
 
 
+def test_slower_tiers_are_worth_what_their_discount_leaves() -> None:
+    """Of five blocks two are on the host at half and one is far away for nothing: worth three; all five are held."""
+    view = InstanceView("a/0", load=LoadReport(host_discount=0.5, remote_discount=1.0))
+    for block, tier in zip(HASHES, (1, 1, 2, 2, 3), strict=False):
+        view.kv.set(block, tier)
+
+    assert view.hit_tokens(chain(*HASHES)) == (5 * BLOCK, 3 * BLOCK)
+    view.load = LoadReport()
+    assert view.hit_tokens(chain(*HASHES)) == (5 * BLOCK, 5 * BLOCK)
+
+
 @pytest.mark.parametrize(
     "update",
     [

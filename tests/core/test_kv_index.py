@@ -30,6 +30,7 @@ def assert_holds(index: KvIndex, held: dict[int, int]) -> None:
     snapshot = index.snapshot()
     assert struct.unpack(f"<{len(held)}Q", snapshot.hashes) == tuple(sorted(held))
     assert list(snapshot.tiers) == [held[b] for b in sorted(held)]
+    assert index.slow == sum(tier > 1 for tier in held.values())
 
 
 @settings(max_examples=150, deadline=None)
@@ -54,6 +55,20 @@ def test_changes_end_as_in_a_dictionary_in_batches_small_and_big(
         index.apply(packed)
     assert_holds(index, held)
     assert_holds(one_by_one, held)
+
+
+@pytest.mark.parametrize("prefix_closed", [True, False])
+@pytest.mark.parametrize("tiers", [(1, 1, 2, 2, 2, 3), (1, 1, 1), (3, 3), (2, 3), (1, 3)])
+def test_slower_tiers_of_a_run_are_counted(tiers: tuple[int, ...], prefix_closed: bool) -> None:
+    """Host and remote blocks apart, and what they lose at their discounts, in whole blocks."""
+    chain = [number * 77 + 5 for number in range(8)]
+    index = index_of(dict(zip(chain, tiers, strict=False)))
+
+    host, remote = tiers.count(2), tiers.count(3)
+
+    assert index.slow_blocks(chain, len(tiers), prefix_closed) == (host, remote)
+    assert index.lost_blocks(chain, len(tiers), 0.0, 0.0, prefix_closed) == 0
+    assert index.lost_blocks(chain, len(tiers), 0.5, 1.0, prefix_closed) == (host + 1) // 2 + remote
 
 
 def test_a_snapshot_rebuilds_the_index() -> None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.membership import RingParameters
-from dualmap.core.state import SLACK_BUCKETS, PrefillCost, QueuePolicy
+from dualmap.core.state import SLACK_BUCKETS, PrefillCost, QueuePolicy, Tier
 from dualmap.core.waiting import WaitingRequest
 from dualmap.rpc.convert_agent import SubmissionDefaults, submission_of
 from dualmap.rpc.route_values import FirstToken as FirstTokenTold
@@ -257,3 +257,14 @@ async def test_what_is_staged_counts_in_who_is_given_up() -> None:
 
     assert load.rest_s > 3.5
     assert load.waiting_s[SLACK_BUCKETS] == pytest.approx(2.0)
+
+
+async def test_a_slower_tier_is_worth_its_credit_to_the_agent_too() -> None:
+    """Two blocks held on the host at half: one block is to be computed, and the report says the discount."""
+    bench = await Bench(host_discount=0.5).start()
+    chain = submission_of(submission("r", count=256), DEFAULTS).chain
+    bench.engine.kv([KvStored(chain.hashes, Tier.HOST)])
+
+    assert bench.instance.miss_of(chain) == (128, 128)
+    load = bench.instance.load()
+    assert (load.host_discount, load.remote_discount) == (0.5, 0.0)
