@@ -24,7 +24,7 @@ BASELINES = ("min_ttft", "preble", "least_loaded", "cache_affinity", "round_robi
 OURS = ClusterOptions()
 SAME_QUEUE = ("min_ttft + slo queue", "preble + slo queue", "least_loaded + slo queue")
 MAIN = ("dualmap", "min_ttft", "preble", "min_ttft + slo queue", *CEILINGS)
-"""Rows whose plain goodput is looked for too."""
+"""Rows that a quick call keeps."""
 
 
 def trial(label: str, policy: str = "dualmap", options: ClusterOptions = OURS) -> Trial:
