@@ -70,7 +70,12 @@ class Poller:
         while not await self._outside.clock.wait(stop, pause_s):
             began_s = self._outside.clock.now_s()
             least_s = await self.turn()
-            pause_s = max(0.0, began_s + least_s - self._outside.clock.now_s())
+            pause_s = max(0.0, self._at_tick(began_s + least_s) - self._outside.clock.now_s())
+
+    def _at_tick(self, due_s: float) -> float:
+        # The nearest, so that periods stay as long as they are on average.
+        tick_s = self._settings.tick_ms / 1_000
+        return round(due_s / tick_s) * tick_s if tick_s else due_s
 
     async def turn(self) -> float:
         """Poll once and write: seconds from this turn's start to the next one's."""

@@ -196,3 +196,5 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ShareSettings(beat_ms=1_000, ttl_ms=1_500)
     with pytest.raises(ValidationError, match="backoff_ms"):
         PollSettings(interval_ms=500, backoff_ms=100)
+    with pytest.raises(ValidationError, match="miss its turn"):
+        PollSettings(interval_ms=20, tick_ms=30)
