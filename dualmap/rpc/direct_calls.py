@@ -69,13 +69,19 @@ class StreamHandler(Protocol):
         """The stream is over, however it ended."""
 
 
+_Status = tuple[str, int, bytes, Any]
+"""A code's name and number, the message, what travels beside it."""
+
 Answer = Callable[[bytes, DirectCall], bytes]
 """Makes an answer's bytes of a request's; what it raises is mapped as everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Who may wait, and what one is told that may not: ``refusal`` is given how many wait."""
+    """Who may wait, and what one is told that may not: ``refusal`` is given how many wait.
+
+    It is asked for every refusal; one error given again and again is written only once, which makes refusing cheap.
+    """
 
     admission: Admission
     refusal: Callable[[int], Exception]
@@ -90,6 +96,8 @@ class DirectCalls:
         self._arrivals: list[_Arrivals] = []
         self.waiting: deque[_Unary | _Stream] = deque()
         """Calls whose message is here."""
+        self._refusal: Exception | None = None
+        self._refusal_status: _Status = ("OK", 0, b"", None)
 
     def add_unary(self, name: str, answer: Answer, series: MethodMetrics) -> None:
         """Answer a method of one message each way; before `start`."""
@@ -119,6 +127,13 @@ class DirectCalls:
     def refusal(self) -> Exception:
         """What a call is told that may not."""
         return self._queue.refusal(len(self.waiting))
+
+    def refusal_status(self) -> _Status:
+        """The status of a refused call, in pieces."""
+        refusal = self.refusal()
+        if refusal is not self._refusal:
+            self._refusal, self._refusal_status = refusal, _status(refusal, "")
+        return self._refusal_status
 
     def began(self, call: object) -> None:
         """The server does not end before this call has."""
@@ -236,20 +251,15 @@ class _Call:
     def _received(self, event: Any) -> None:
         raise NotImplementedError
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, status: _Status) -> None:
         """End a call that was not listened to: one batch, one event."""
         self._calls.began(self)
-        self._start((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS), *self._failure(error)), self._batch_ended)
+        self._start((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS), *self._failure(status)), self._batch_ended)
 
-    def _failure(self, error: Exception) -> tuple[Any, ...]:
-        """Operations that end the call with the error's status."""
-        status = rpc_status.to_status(status_of(error, self._name))
-        self.code = status.code.name
-        number, details = status.code.value[0], (status.details or "").encode()
-        return (
-            *self._head(),
-            cygrpc.SendStatusFromServerOperation(status.trailing_metadata, number, details, _NO_FLAGS),
-        )
+    def _failure(self, status: _Status) -> tuple[Any, ...]:
+        """Operations that end the call with this status."""
+        self.code, number, details, trailers = status
+        return (*self._head(), cygrpc.SendStatusFromServerOperation(trailers, number, details, _NO_FLAGS))
 
     def _head(self) -> tuple[Any, ...]:
         if self._said:
@@ -287,7 +297,7 @@ class _Unary(_Call):
         if self._calls.admits():
             self._listen()
             return
-        self._refuse(self._calls.refusal())
+        self._refuse(self._calls.refusal_status())
         self._series.ended(self.code, self.began_s)
 
     def _received(self, event: Any) -> None:
@@ -296,7 +306,8 @@ class _Unary(_Call):
             self._raw = raw
             self._calls.waiting.append(self)
         elif not self.cancelled:
-            self._start(self._failure(InvalidRequest("request", "is missing")), self._batch_ended)
+            missing = _status(InvalidRequest("request", "is missing"), self._name)
+            self._start(self._failure(missing), self._batch_ended)
             self._series.ended(self.code, self.began_s)
         self._batch_ended(event)
 
@@ -308,7 +319,7 @@ class _Unary(_Call):
         try:
             answer = self._answer(self._raw, self)
         except Exception as error:
-            operations = self._failure(error)
+            operations = self._failure(_status(error, self._name))
         else:
             self._said = True
             operations = (
@@ -338,7 +349,7 @@ class _Stream(_Call):
         try:
             self._handler.opened(self)
         except Exception as error:
-            self._refuse(error)
+            self._refuse(_status(error, self._name))
             return
         self._opened = True
         self._listen()
@@ -375,3 +386,8 @@ class _Stream(_Call):
         self._series.ended(self.code, self.began_s)
         if self._opened:
             self._handler.ended(self)
+
+
+def _status(error: Exception, method: str) -> _Status:
+    status = rpc_status.to_status(status_of(error, method))
+    return status.code.name, status.code.value[0], (status.details or "").encode(), status.trailing_metadata

@@ -29,6 +29,7 @@ RETRY_SPREAD = 0.2
 """Retries come back within ± 20 % of the delay, not all at once."""
 
 NOT_READY_RETRY_MS = 500
+_TOLD_ALIKE = 16
 _ROUTE_MS = 0.25
 """A decision with its call, of the one interpreter's time, rather more than less."""
 
@@ -75,6 +76,7 @@ class Decider:
         self._answers = Answers()
         self._history = History()
         self._scene: Scene | None = None
+        self._told: tuple[int, Overloaded | None] = 0, None
 
     def scene(self) -> Scene:
         """What requests are read with now. Raises Unavailable before the first ring."""
@@ -181,9 +183,19 @@ class Decider:
             self._metrics.forget_departed(self._view.instances, self._clock_ms())
 
     def overloaded(self, waiting: int) -> Overloaded:
-        """The refusal of a call that may not wait: the delay is the time the waiting ones take."""
+        """The refusal of a call that may not wait: the delay is the time the waiting ones take.
+
+        A few are told the same: they come back as far apart as they came, and refusing must cost little.
+        """
         self._metrics.count("shed")
-        return Overloaded(self._spread(_ROUTE_MS * (waiting + 1)), f"{waiting} calls wait at this router")
+        told, refusal = self._told
+        if refusal is None or told >= _TOLD_ALIKE:
+            told, refusal = (
+                0,
+                Overloaded(self._spread(_ROUTE_MS * (waiting + 1)), f"{waiting} calls wait at this router"),
+            )
+        self._told = told + 1, refusal
+        return refusal
 
     def _picture(self) -> RingPicture:
         picture = self._view.picture
