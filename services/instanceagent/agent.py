@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
@@ -90,10 +90,16 @@ class Agent:
 
     async def follow(self, request: HeldRequest) -> AsyncGenerator[AcceptOutcome]:
         """What happens to a client's request that was taken. Its end, early or not, is the request's end."""
-        try:
+        with self.while_client_stays(request):
             async with aclosing(request.outlet.follow(PULSE_S)) as events:
                 async for event in events:
                     yield event
+
+    @contextmanager
+    def while_client_stays(self, request: HeldRequest) -> Iterator[None]:
+        """Around what follows a request's outlet: leaving it, early or not, is the request's end."""
+        try:
+            yield
         finally:
             self.instances[request.instance_id].cancel(request, None, ended=True)
 

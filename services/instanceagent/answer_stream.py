@@ -139,7 +139,7 @@ def finish_reason_in(whole: bytes) -> str | None:
 
 def names_error(whole: bytes) -> bool:
     """Whether one of these events is an error."""
-    return _ERROR.search(whole) is not None
+    return b'"error"' in whole and _ERROR.search(whole) is not None
 
 
 def ends(whole: bytes) -> bool:

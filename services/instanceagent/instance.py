@@ -344,6 +344,11 @@ class Instance:
         if request is None:
             return
         now_ms = self.now_ms
+        if isinstance(event, engines.HttpChunk):  # not among the cases: nearly all events are these
+            self._progress.moved(now_ms)
+            request.passed_on = True
+            self.emit(request, route_values.HttpChunk(event.status, event.headers, event.data))
+            return
         match event:
             case engines.Started():
                 self._progress.started(now_ms)
@@ -353,10 +358,6 @@ class Instance:
                 self._progress.moved(now_ms)
                 request.output_tokens += event.count
                 self.emit(request, route_values.Tokens(event.count, event.data))
-            case engines.HttpChunk():
-                self._progress.moved(now_ms)
-                request.passed_on = True
-                self.emit(request, route_values.HttpChunk(event.status, event.headers, event.data))
             case engines.Done():
                 self._served(request, event, now_ms)
             case engines.Failed():

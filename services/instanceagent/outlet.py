@@ -39,7 +39,9 @@ class Outlet:
             return False
         self._pending_bytes += len(data)
         last = self._pending[-1] if self._pending else None
-        if isinstance(event, Tokens) and isinstance(last, Tokens):
+        if last is None:
+            self._pending.append(event)
+        elif isinstance(event, Tokens) and isinstance(last, Tokens):
             self._pending[-1] = Tokens(last.count + event.count, last.data + event.data)
         elif isinstance(event, HttpChunk) and isinstance(last, HttpChunk) and _may_join(last, event):
             self._pending[-1] = HttpChunk(last.status, last.headers, last.data + event.data)
