@@ -78,6 +78,7 @@ async def test_a_deadline_counts_from_when_the_caller_first_asked() -> None:
         stub = built.stub("a")
         built.pause("a")
         running = submit(stub, submission("staged"))
+        await until(lambda: "started" in running.kinds, "the engine is busy")
         late = submit(stub, submission("late", seed=2, count=30_000, attempt=2, age_ms=4_000))
         await until(lambda: "queued" in late.kinds, "it waits")
         listed = await stub.ListQueue(agent_pb2.ListQueueRequest(instance_id="a/0"), timeout=5)
