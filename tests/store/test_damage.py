@@ -104,6 +104,17 @@ async def test_damaged_leases_and_registers_make_way(client: Redis) -> None:
     assert await register.beat("c", 1_000) == ("c",)
 
 
+@pytest.mark.parametrize("held", ["nonsense", "5 somebody"])
+async def test_a_lease_that_names_nobody_or_never_ends_is_free(client: Redis, held: str) -> None:
+    """Or else nobody would ever lead again."""
+    leases = RedisLeases(client, "p")
+    await client.set(leases.keys.lease("x"), held)
+    await client.set(leases.keys.fence("x"), "nonsense")
+
+    assert await leases.acquire("x", "me", 1_000) is not None
+    assert await leases.acquire("x", "another", 1_000) is None
+
+
 async def test_a_full_server_refuses_each_write_and_takes_them_once_there_is_room(client: Redis) -> None:
     """Under noeviction a full memory is an error to each writer, reads go on, and nothing is half written."""
     store = StateStore(client, "p")
