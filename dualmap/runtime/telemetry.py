@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from dualmap.runtime.lifetime import StartError
 from dualmap.runtime.logs import get_log
+from dualmap.runtime.span_encoding import encoded
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -62,6 +64,13 @@ class Telemetry:
             self._exporter.shutdown()
             _log.warning("traces_dropped_at_stop", timeout_s=timeout_s)
         return finished
+
+
+class _WrittenExporter(OTLPSpanExporter):
+    """The SDK's exporter, with our encoder."""
+
+    def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+        return encoded(data)
 
 
 class QuietExporter(SpanExporter):
@@ -118,4 +127,4 @@ def _exporter_of(kind: str, environ: Mapping[str, str]) -> SpanExporter:
     for name in _PROTOCOLS:
         if environ.get(name, "grpc") != "grpc":
             raise StartError(f"{name}={environ[name]}: only grpc is built in")
-    return OTLPSpanExporter()
+    return _WrittenExporter()
