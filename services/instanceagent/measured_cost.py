@@ -39,12 +39,17 @@ class MeasuredCost:
         self._counted = False
         self._uncounted = PrefillWork()
         self._running = 0
+        # Asked several times a request, changed once.
+        self._beside: dict[int, PrefillCost] = {}
         self.refused = 0
         """Samples that were no use: impossible ones, and times in which a prefill was given up."""
 
     def cost(self, running: int) -> PrefillCost:
         """The cost beside so many decoding sequences."""
-        return self._fit.cost_beside(running)
+        cost = self._beside.get(running)
+        if cost is None:
+            cost = self._beside[running] = self._fit.cost_beside(running)
+        return cost
 
     def staged(self, number: int, now_ms: float) -> None:
         """A job was released to the engine."""
@@ -113,5 +118,6 @@ class MeasuredCost:
         self._learn(step.work, (step.last_ms - step.began_ms) / 1_000, step.running)
 
     def _learn(self, work: PrefillWork, seconds: float, running: int) -> None:
+        self._beside.clear()
         if not self._fit.observe_work(work, seconds, running):
             self.refused += 1

@@ -72,6 +72,7 @@ class StateLog:
         self.kv = KvIndex()
         self._log = ChangeLog(kept)
         self._changed = asyncio.Event()
+        self._waiters = 0
 
     def advance(self) -> None:
         """Something but the index changed."""
@@ -119,12 +120,15 @@ class StateLog:
 
     async def wait_for_change(self, base: tuple[int, int, int], timeout_s: float) -> None:
         """Return at the first change after ``base``, or when the time is over."""
+        self._waiters += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while self.has(*base):
                     await self._changed.wait()
         except TimeoutError:
             return
+        finally:
+            self._waiters -= 1
 
     def _record(self, changes: Sequence[tuple[int, int]]) -> None:
         if not changes:
@@ -139,6 +143,7 @@ class StateLog:
         self._tell()
 
     def _tell(self) -> None:
-        # A fresh event for each change: whoever waits for the old one wakes, whoever comes later waits for the next.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._waiters:
+            # A fresh event for each change: whoever waits for the old one wakes, who comes later waits for the next.
+            self._changed.set()
+            self._changed = asyncio.Event()
