@@ -263,6 +263,11 @@ class WaitingQueue:
         rest = (item[2] for item in heapq.merge(self._dropped, late, key=_rank_of))
         return list(islice(chain(self._plan, beyond, rest), limit))
 
+    def earliest(self, limit: int) -> list[WaitingRequest]:
+        """The earliest deadlines of what was not found beyond saving, at most ``limit``, and the oldest of the rest."""
+        found = [item[3] for item in islice(heapq.merge(*self._due), limit)]
+        return found + [item[3] for item in self._late[:1]]
+
     def given_up(self, now_ms: float, rest_s: float = 0.0) -> list[WaitingRequest]:
         """What cannot meet its deadline here as things stand, oldest first; nothing under the other policies."""
         if self.policy is not QueuePolicy.SLO or not self._entries:

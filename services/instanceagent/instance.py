@@ -290,7 +290,9 @@ class Instance:
             room_tokens = self.feed_rule.room_tokens(staged_tokens, progress.staged + offers.pulls, progress.running)
             if room_tokens < self.feed_rule.block_tokens:
                 return None
-            own = self.held.waiting.values()
+            # The plan takes out what is beyond saving: it would fill the window, and nobody in time would be seen.
+            self._queue.peek(now_ms, progress.rest_s(now_ms))
+            own = [self.held.waiting[waiting.identity] for waiting in self._queue.earliest(offers.window)]
             chosen = offers.choose(own, now_ms, room_tokens, progress.rest_s(now_ms), foreign=not self.draining)
             if chosen is None or isinstance(chosen, HeldRequest):
                 return chosen

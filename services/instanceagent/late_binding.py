@@ -66,6 +66,11 @@ class OfferBook:
         return len(self._offers)
 
     @property
+    def window(self) -> int:
+        """How many of an instance's own are looked at."""
+        return self._options.window
+
+    @property
     def offered_s(self) -> float:
         """Seconds of work on offer, as their holders count it; shown, never load."""
         return sum(self._valuation.prefill_s(o.item.miss_tokens, o.item.prompt_tokens) for o in self._offers.values())

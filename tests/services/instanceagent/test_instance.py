@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry
 
+from dualmap.core.binding import BindingOptions
 from dualmap.core.errors import DualMapError, Overloaded, Unavailable
 from dualmap.core.membership import RingParameters
 from dualmap.core.state import SLACK_BUCKETS, PrefillCost, QueuePolicy, Tier
@@ -20,6 +21,7 @@ from services.instanceagent import engine as engines
 from services.instanceagent.engine import EngineFacts, EngineListener, Job, KvChange, KvCleared, KvRemoved, KvStored
 from services.instanceagent.instance import MAX_FAILURES, Instance
 from services.instanceagent.instance_values import InstanceOptions, InstanceParts
+from services.instanceagent.late_binding import OfferBook, Valuation
 from services.instanceagent.metrics import AgentMetrics
 from services.instanceagent.outlet import MAX_PENDING_EVENTS
 from services.instanceagent.request import HeldRequest, Phase
@@ -268,3 +270,19 @@ async def test_a_slower_tier_is_worth_its_credit_to_the_agent_too() -> None:
     assert bench.instance.miss_of(chain) == (128, 128)
     load = bench.instance.load()
     assert (load.host_discount, load.remote_discount) == (0.5, 0.0)
+
+
+async def test_late_binding_sees_who_is_in_time_behind_many_beyond_saving() -> None:
+    """Six that cannot be met come first by deadline, the window holds four: the one in time still goes next."""
+    bench = await Bench().start()
+    instance = bench.instance
+    valuation = Valuation(instance.miss_of, instance.prefill_s, instance.charge)
+    instance.offers = OfferBook(valuation, lambda order: None, BindingOptions(window=4))
+    bench.admit("first", 1)
+    for number in range(6):
+        bench.admit(f"long{number}", 10 + number, 6_000)
+    assert bench.engine.staged_ids == ["first"]
+
+    bench.admit("good", 2)
+
+    assert bench.engine.staged_ids == ["first", "good"]
