@@ -154,13 +154,17 @@ def fresh() -> list[Trial]:
 
 
 def stale(poll_s: float, routers: int, instances: int) -> list[Trial]:
-    """The same at one age of state; ours and the scan of all also without bookings."""
+    """Ours and the scan of all at one age of state; on eight old ones also without rebalancer, and without bookings."""
     options = replace(OURS, instances=instances, control=replace(AS_BUILT, poll_s=poll_s, routers=routers))
+    trials = [trial("dualmap", options=options), same_queue("min_ttft", options)]
+    if poll_s < 1.0 or instances > 8:
+        return trials
+    alone = replace(options, binding="early", control=replace(options.control, rebalance_s=0.0))
     plain = replace(options, control=replace(options.control, bookings=False))
     return [
-        trial("dualmap", options=options),
-        *(same_queue(name, options) for name in ("min_ttft", "preble", "least_loaded")),
-        trial("dualmap, no rebalance", options=replace(options, control=replace(options.control, rebalance_s=0.0))),
+        *trials,
+        same_queue("preble", options),
+        trial("dualmap, early binding, no rebalance", options=alone),
         trial("dualmap, no bookings", options=plain),
         replace(same_queue("min_ttft", plain), label="min_ttft + slo queue, no bookings"),
     ]

@@ -248,7 +248,7 @@ def mechanisms(desk: Desk) -> Section:
 
 def stale(desk: Desk) -> Section:
     """Old state, several routers, n = 64; the same queue for all."""
-    settings = ((0.1, 1, 8), (1.0, 1, 8), (1.0, 4, 8), (1.0, 4, 64))
+    settings = ((1.0, 4, 8), (1.0, 4, 64), (0.1, 1, 8))
     asked = {
         (name, *setting): desk.runs(name, jobs.stale(*setting), desk.rate(name, 0.85 * setting[2] / 8))
         for name in desk.workloads
