@@ -26,6 +26,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         self._pool = pool
         self._keeper = keeper
         self._last_sent: tuple[RingSnapshot, ring_pb2.WatchRingResponse] | None = None
+        self._last_ring: ring_pb2.Ring | None = None
 
     async def Join(
         self,
@@ -37,7 +38,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         member = await self._keeper.join(join_of(request))
         return ring_pb2.JoinResponse(
             ring_epoch=self._keeper.epoch,
-            ring=ring_to_message(self._keeper.ring()),
+            ring=self._ring_message(self._keeper.ring()),
             lease_ms=self._keeper.lease_ms,
             state=state_to_message(member.state),
         )
@@ -98,7 +99,7 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
         now = self._keeper.get_ring()
         return ring_pb2.GetRingResponse(
             ring_epoch=now.ring.epoch,
-            ring=ring_to_message(now.ring),
+            ring=self._ring_message(now.ring),
             leader=now.leader,
             last_moved_share=now.last_moved_share,
         )
@@ -126,8 +127,21 @@ class RingManagerServicer(ring_pb2_grpc.RingManagerServicer):
     def _watch_message(self, ring: RingSnapshot) -> ring_pb2.WatchRingResponse:
         """All watchers are sent one snapshot: it is converted once."""
         if self._last_sent is None or self._last_sent[0] is not ring:
-            self._last_sent = (ring, ring_pb2.WatchRingResponse(ring_epoch=ring.epoch, ring=ring_to_message(ring)))
+            self._last_sent = (ring, ring_pb2.WatchRingResponse(ring_epoch=ring.epoch, ring=self._ring_message(ring)))
         return self._last_sent[1]
+
+    def _ring_message(self, ring: RingSnapshot) -> ring_pb2.Ring:
+        """A thousand that join or watch at once get one ring: it is converted once, but for what grace is left of it.
+
+        To be copied into an answer at once: the next caller's grace period is written over it.
+        """
+        if self._last_ring is None or self._last_ring.epoch != ring.epoch:
+            self._last_ring = ring_to_message(ring)
+        elif ring.previous is None:
+            self._last_ring.ClearField("previous")
+        elif self._last_ring.HasField("previous"):
+            self._last_ring.previous.grace_left_ms = ring.previous.grace_left_ms
+        return self._last_ring
 
     def _check_pool(self, pool: str) -> None:
         if pool not in ("", self._pool):

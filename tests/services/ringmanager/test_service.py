@@ -38,6 +38,36 @@ DIGEST = RingParameters().digest()
 LONG = LeaseSettings(lease_s=60, turn_s=0.02)
 
 
+async def test_the_empty_ring_tells_pool_and_parameters(redis_url: str) -> None:
+    """Whoever asks before the first instance joins learns what it must agree with."""
+    async with ring_manager(settings(redis_url)) as (_, stub):
+        found = await get_ring(stub)
+
+    assert found.ring.pool == POOL
+    assert found.ring.parameters == parameters_to_message(RingParameters())
+
+
+async def test_the_grace_period_runs_down_for_each_who_asks_and_ends(redis_url: str) -> None:
+    """One ring asked for twice tells less grace the second time, and none once it is over."""
+    short = settings(redis_url, lease=LONG, ring=RingSettings(grace_s=1.0))
+    async with ring_manager(short) as (app, stub):
+        await until(lambda: app.is_leader)
+        for name in ("a/0", "b/0"):
+            await store_state(redis_url, name)
+            await stub.Join(join_request(name), timeout=TIMEOUT_S)
+            await wait_ring(stub, lambda answer, name=name: states(answer).get(name) == "ACTIVE")  # type: ignore[misc]
+        first = await wait_ring(stub, lambda answer: answer.ring.HasField("previous"))
+        await wait_ring(
+            stub,
+            lambda answer: (
+                answer.ring_epoch == first.ring_epoch
+                and answer.ring.previous.grace_left_ms < first.ring.previous.grace_left_ms
+            ),
+        )
+
+        await wait_ring(stub, lambda answer: not answer.ring.HasField("previous"))
+
+
 async def test_an_instance_joins_warms_up_and_is_published(redis_url: str) -> None:
     """WARMING until its first full state is stored, then on the ring that every process reads from Redis."""
     async with ring_manager(settings(redis_url, lease=LONG)) as (app, stub):
