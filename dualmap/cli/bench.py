@@ -182,7 +182,7 @@ def _decision_table(figures: Sequence[DecisionFigures]) -> Table:
 
 
 def _overload_table(flood: Overload) -> Table:
-    table = Table(title="Overload: a caller beside 256 others that come back at once", title_justify="left")
+    table = Table(title="Overload: a caller at 300/s beside a flood of twice the saturation", title_justify="left")
     table.add_column("")
     for name in ("ms p50", "p99", "x quiet p99", "served", "refused", "failed"):
         table.add_column(name, justify="right")
@@ -196,7 +196,8 @@ def _overload_table(flood: Overload) -> Table:
             *map(str, (one.calls, one.refused, one.failed)),
         )
     table.caption = (
-        f"saturation {flood.saturation_rate:,.0f}/s, calls of the flood {flood.flood_rate:,.0f}/s; "
+        f"saturation {flood.saturation_rate:,.0f}/s, the flood {flood.flood_rate:,.0f}/s, of it served "
+        f"{flood.flood_served:,.0f}/s; "
         f"served as before {flood.recovered_s:.2f} s after it ended"
     )
     return table

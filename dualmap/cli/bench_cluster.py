@@ -108,16 +108,22 @@ def stop(process: Process) -> None:
 
 
 class Flood:
-    """Flooding processes, and how many calls they have got answers or refusals to."""
+    """A flooding process, and what became of its calls."""
 
-    def __init__(self, counts: Sequence[Path]) -> None:
-        self._counts = counts
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._began_s = time.perf_counter()
+        self._before = self._counts()
 
-    def calls_a_s(self) -> float:
-        """Calls a second since the start, up to half a second late."""
-        calls = sum(int(path.read_text() or 0) for path in self._counts if path.exists())
-        return calls / (time.perf_counter() - self._began_s)
+    def rates(self) -> tuple[float, float]:
+        """Calls sent and calls served a second since this was made, up to a quarter second late."""
+        seconds = time.perf_counter() - self._began_s
+        sent, served = (now - before for now, before in zip(self._counts(), self._before, strict=True))
+        return sent / seconds, served / seconds
+
+    def _counts(self) -> tuple[int, int]:
+        sent, served, _ended = map(int, self._path.read_text().split())
+        return sent, served
 
 
 class Bench:
@@ -155,14 +161,18 @@ class Bench:
             stop(process)
 
     @contextmanager
-    def flood(self, address: str, processes: int = 2, callers: int = 128) -> Iterator[Flood]:
-        """Processes whose callers send again at once."""
-        with ExitStack() as stack:
-            counts = [self.folder / f"flood-{number}" for number in range(processes)]
-            for path in counts:
-                command = ("dualmap.cli.bench_flood", address, str(callers), str(path))
-                stack.callback(stop, start(command, {}, path.with_suffix(".log")))
-            yield Flood(counts)
+    def flood(self, address: str, rate: float) -> Iterator[Flood]:
+        """A process that sends so many calls a second, once it does."""
+        path = self.folder / "flood"
+        path.unlink(missing_ok=True)
+        process = start(("dualmap.cli.bench_flood", address, str(rate), str(path)), {}, self.folder / "flood.log")
+        try:
+            until_s = time.monotonic() + START_TIMEOUT_S
+            while not path.exists() and time.monotonic() < until_s:
+                time.sleep(0.05)
+            yield Flood(path)
+        finally:
+            stop(process)
 
     @contextmanager
     def empty_server(self, answer_bytes: int) -> Iterator[Process]:

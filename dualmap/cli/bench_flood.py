@@ -1,6 +1,6 @@
-"""`python -m dualmap.cli.bench_flood ADDRESS CALLERS FILE`: callers that send again at once, whatever was answered.
+"""`python -m dualmap.cli.bench_flood ADDRESS RATE FILE`: so many calls a second, whatever the answers do.
 
-The file says, renewed each half second, how many calls were served or refused so far.
+The file says, renewed four times a second, how many calls were sent, served and ended so far.
 """
 
 from __future__ import annotations
@@ -8,32 +8,27 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 
 from dualmap.cli.bench_cluster import ROUTE
-from dualmap.cli.bench_load import Target, Timed, timed_call
+from dualmap.cli.bench_raw import RawCaller
 from dualmap.cli.bench_workload import HASHES_20, samples
 
+_TELL_S = 0.25
 
-def flood(address: str, callers: int, path: Path) -> None:
+
+def flood(address: str, rate: float, path: Path) -> None:
     """Call until the process is ended."""
-    target = Target(address, ROUTE, [sample.body for sample in samples(HASHES_20)], connections=4)
-    parts = [Timed() for _ in range(callers)]
-
-    def call_on(timed: Timed) -> None:
-        while True:
-            timed_call(target.call, next(target.bodies), time.perf_counter(), timed)
-
+    caller = RawCaller(address, ROUTE, [sample.body for sample in samples(HASHES_20)])
     gc.disable()
-    for part in parts:
-        threading.Thread(target=call_on, args=(part,), daemon=True).start()
     print(json.dumps({"event": "serving", "port": 0}), flush=True)
     while True:
-        path.write_text(str(sum(len(part.latency_s) + len(part.refused_s) for part in parts)))
-        time.sleep(0.5)
+        until_s = time.perf_counter() + _TELL_S
+        caller.open(rate, lambda until_s=until_s: time.perf_counter() < until_s)  # type: ignore[misc]
+        counts = caller.counts
+        path.write_text(f"{counts.sent} {counts.served} {counts.ended}")
 
 
 if __name__ == "__main__":
-    flood(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    flood(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]))

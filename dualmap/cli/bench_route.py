@@ -11,6 +11,7 @@ import grpc
 
 from dualmap.cli.bench_cluster import ROUTE, ROUTE_STREAM, Bench, Process, View, answer_bytes, empty_target, traced
 from dualmap.cli.bench_load import Target, Timed, closed_turn, in_turns, open_turn, stream_turn
+from dualmap.cli.bench_raw import RawCaller
 from dualmap.cli.bench_report import Comparison, Latency, latency_of
 from dualmap.cli.bench_workload import FORMS, HASHES_20, Form
 
@@ -19,6 +20,7 @@ SATURATING = 32
 
 OPEN_THREADS = 16
 _WARM_S = 0.5
+_PROBES_A_S = 300.0
 _UNREACHABLE = "127.0.0.1:9"
 """The discard port: nothing listens there."""
 
@@ -34,10 +36,11 @@ class RouteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """What a caller meets before, in and after a flood; how many calls of it a second were answered or refused."""
+    """What a caller meets before, in and after a flood; calls a second at saturation, and of the flood."""
 
     saturation_rate: float
     flood_rate: float
+    flood_served: float
     quiet: Latency
     under: Latency
     after: Latency
@@ -169,29 +172,36 @@ def _saturation(bench: Bench, variant: str, many: Process, one: Process, seconds
 
 
 def overload(options: RouteOptions) -> Overload:
-    """Callers in other processes that come back at once, served or refused, while a few calls here are timed."""
-    rate = 100.0
+    """A process that sends twice what saturates the router, whatever the answers; a few calls from here are timed."""
     with Bench(options.view) as bench, bench.router("1 %") as router:
         bodies = bench.bodies(HASHES_20)
 
         def probe(seconds: float) -> Timed:
             target = Target(router.address, ROUTE, bodies)
-            in_turns((lambda s: open_turn(target, rate, OPEN_THREADS, s),), seconds)
+            in_turns((lambda s: open_turn(target, _PROBES_A_S, OPEN_THREADS, s),), seconds)
             target.close()
             return target.timed
 
-        saturating = Target(router.address, ROUTE, bodies)
-        in_turns((lambda s: closed_turn(saturating, SATURATING, s),), options.seconds)
-        saturating.close()
+        saturation = _raw_rate(router, bodies, options.seconds)
         quiet = probe(options.seconds)
-        with bench.flood(router.address) as flood:
-            under = probe(options.seconds)
-            reached = flood.calls_a_s()
+        with bench.flood(router.address, 2 * saturation) as flood:
+            # Most are refused: as many served ones are wanted as in the quiet.
+            under = probe(2 * options.seconds)
+            sent, served = flood.rates()
         recovered_s = _recovery_s(router, bodies, latency_of(quiet).p99_ms / 1_000)
         after = probe(options.seconds)
-    return Overload(
-        saturating.timed.rate, reached, latency_of(quiet), latency_of(under), latency_of(after), recovered_s
-    )
+    return Overload(saturation, sent, served, latency_of(quiet), latency_of(under), latency_of(after), recovered_s)
+
+
+def _raw_rate(router: Process, bodies: list[bytes], seconds: float) -> float:
+    """Calls a second that the router serves to a caller which costs little itself."""
+    caller = RawCaller(router.address, ROUTE, bodies)
+    warm_until_s = time.perf_counter() + _WARM_S
+    caller.closed(SATURATING, lambda: time.perf_counter() < warm_until_s)
+    before, until_s = caller.counts.served, time.perf_counter() + seconds
+    caller.closed(SATURATING, lambda: time.perf_counter() < until_s)
+    caller.close()
+    return (caller.counts.served - before) / seconds
 
 
 def _recovery_s(router: Process, bodies: list[bytes], good_s: float) -> float:
