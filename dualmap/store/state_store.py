@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from dualmap.core.state import KvSnapshot, LoadReport, StateUpdate
-from dualmap.store.keys import SHARD_STREAM_ENTRIES, SHARDS, PoolKeys, shard_of
+from dualmap.store.keys import ENTRIES_AN_INSTANCE, SHARD_STREAM_ENTRIES, SHARDS, PoolKeys, shard_of
 from dualmap.store.packing import (
     FORMAT,
     PackedChange,
@@ -86,17 +86,21 @@ class StateStore:
     def __init__(
         self, client: Redis, pool: str, max_entries: int = SHARD_STREAM_ENTRIES, gather_s: float = 0.0
     ) -> None:
-        """``max_entries``: length of each shard stream; a packed index is due for rewriting at half of it.
+        """``max_entries``: least length of each shard stream; a packed index is due for rewriting at half of it.
 
         ``gather_s``: how long a write waits for others to travel with.
         """
         self.keys = PoolKeys(pool)
-        self.max_entries = max_entries
+        self.max_entries = self._least_entries = max_entries
         self._client = client
         self._writer = StateWriter(client, self.keys, max_entries, gather_s)
         self._rewrite = Script(client, "state_rewrite")
         self._mark = Script(client, "state_mark")
         self._streams = {self.keys.stream(shard): shard for shard in range(SHARDS)}
+
+    def expect(self, instances: int) -> None:
+        """Hold streams long enough for a pool of so many."""
+        self.max_entries = self._writer.max_entries = max(self._least_entries, ENTRIES_AN_INSTANCE * instances)
 
     def rewrite_due(self, behind: int) -> bool:
         """Whether the packed index must be written anew before the stream's trim reaches it."""

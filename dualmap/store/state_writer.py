@@ -60,7 +60,7 @@ class StateWriter:
     def __init__(self, client: Redis, keys: PoolKeys, max_entries: int, gather_s: float = 0.0) -> None:
         self._client = client
         self._keys = keys
-        self._max_entries = max_entries
+        self.max_entries = max_entries
         self._gather_s = gather_s
         self._script = Script(client, "state_write")
         self._waiting: list[_Waiting] = []
@@ -119,7 +119,7 @@ class StateWriter:
 
     def _call(self, shard: int, waiting: list[_Waiting]) -> tuple[list[str], list[str | bytes | int]]:
         keys = [self._keys.stream(shard), self._keys.added(shard), self._keys.instances(shard)]
-        arguments: list[str | bytes | int] = [self._max_entries]
+        arguments: list[str | bytes | int] = [self.max_entries]
         for one in waiting:
             update = one.update
             keys.append(self._keys.state(update.instance_id))

@@ -109,6 +109,7 @@ class Roster:
         # An emptied store says nothing about who lives: the last members are polled until there is a ring again.
         if ring is not None:
             self.ring = ring
+            self._outside.store.expect(len(self.members))
 
     async def _divide(self) -> None:
         ring = self.ring

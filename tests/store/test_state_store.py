@@ -200,6 +200,22 @@ async def test_the_stream_is_bounded_and_tells_when_to_pack_anew(client: Redis) 
     assert len(await store.read_stream({shard: START}, block_ms=0)) == 10
 
 
+async def test_a_larger_pool_has_longer_streams(client: Redis) -> None:
+    """A packed index is not rewritten oftener for having more neighbours; a pool that shrinks is trimmed again."""
+    store = StateStore(client, "p", max_entries=10)
+    shard = shard_of(NAME)
+    await store.write(whole(0))
+    store.expect(1)
+    for version in range(1, 40):
+        await store.write(step(version - 1, version))
+
+    assert len(await store.read_stream({shard: START}, block_ms=0)) == 32
+    assert not store.rewrite_due(15)
+    store.expect(0)
+    await store.write(step(39, 40))
+    assert len(await store.read_stream({shard: START}, block_ms=0)) == 10
+
+
 async def test_an_idle_index_is_never_rewritten(client: Redis) -> None:
     """While no block changes, only the position of the packed index moves on."""
     store = StateStore(client, "p", max_entries=10)
