@@ -14,8 +14,8 @@ SHARD_STREAM_ENTRIES = 4_096
 """Entries a shard stream holds at least: about 100 s of 4 instances at 10 polls a second."""
 
 ENTRIES_AN_INSTANCE = 32
-"""More for each instance of a large pool, so that at 10 polls a second a packed index is rewritten each 13 s, not oftener
-for having more neighbours: of 1,000 instances each would be asked for everything each 1.6 s."""
+"""For each instance of a large pool: at 10 polls a second a packed index is then rewritten each 13 s, not oftener for
+having more neighbours. With 1,000 instances it would be each 1.6 s."""
 
 RING_STREAM_ENTRIES = 256
 """Epoch entries kept: a follower needs only to learn that a newer one exists."""
