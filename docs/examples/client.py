@@ -8,6 +8,7 @@ The same steps in any other language: generate stubs from protos/, then do what 
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -46,12 +47,14 @@ def route(routers: list[str], request: router_pb2.RouteRequest) -> router_pb2.Ro
 
 
 def submit(
-    address: types_pb2.InstanceAddress, ticket: types_pb2.Ticket, request: router_pb2.RouteRequest, attempt: int
+    address: types_pb2.InstanceAddress, ticket: types_pb2.Ticket, request: router_pb2.RouteRequest, began_s: float
 ) -> Iterator[agent_pb2.RequestEvent]:
     """Run the request at one instance; its events until Done. Raises Failed."""
     message = agent_pb2.SubmitRequest(
         request_id=request.request_id,
-        attempt=attempt,
+        attempt=request.attempt,
+        # The deadline counts from when the caller first asked, at whichever attempt.
+        age_ms=(time.monotonic() - began_s) * 1_000,
         ticket=ticket,
         prompt=request.prompt,
         max_output_tokens=request.max_output_tokens,
@@ -70,13 +73,14 @@ def submit(
 def run(routers: list[str], prompt: types_pb2.Prompt) -> Iterator[agent_pb2.RequestEvent]:
     """The instance first, then the backup with the same ticket and attempt + 1, then a new route."""
     request = router_pb2.RouteRequest(request_id=uuid.uuid4().hex, attempt=1, prompt=prompt, max_output_tokens=32)
+    began_s = time.monotonic()
     failure: Failed | None = None
     for _ in range(NEW_ROUTES):
         answer = route(routers, request)
         places = [answer.instance, answer.backup] if answer.HasField("backup") else [answer.instance]
         for place in places:
             try:
-                yield from submit(place, answer.ticket, request, request.attempt)
+                yield from submit(place, answer.ticket, request, began_s)
             except Failed as error:
                 # Tokens were given, or the request itself is wrong: another instance would not help.
                 if error.begun or error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
