@@ -278,9 +278,12 @@ def paper(  # noqa: PLR0917 - options of a command
     for name in wanted:
         if name not in SECTIONS:
             raise ContradictionError(f"--only: {name!r} is none of {', '.join(SECTIONS)}")
-    limits = (1_500, 1_500) if quick else (4_500, 5_000)
-    chosen = ((CONVERSATION, conversation, limits[0]), (HYBRID, toolagent, limits[1]))
-    workloads = [replace(WorkloadChoice(path, limit=limit).load(_skipped), name=name) for name, path, limit in chosen]
+    chosen = ((CONVERSATION, conversation, 4_500), (HYBRID, toolagent, 5_000))
+    choices = [
+        (name, WorkloadChoice(path, limit=1_000, warmup=200) if quick else WorkloadChoice(path, limit=limit))
+        for name, path, limit in chosen
+    ]
+    workloads = [replace(choice.load(_skipped), name=name) for name, choice in choices]
     count = 1 if quick else seeds
     command = "dualmap simulate paper" + (" --quick" if quick else "") + (f" --seeds {seeds}" if seeds != 5 else "")
     command += f" --only {','.join(wanted)}" if only else ""

@@ -43,6 +43,11 @@ class Desk:
         self.extent = extent
         self.bounds = {name: self.bound(name, COST_7B) for name in self.workloads}
 
+    @property
+    def chosen(self) -> list[str]:
+        """The workloads of sections that a quick call shows on one alone."""
+        return list(self.workloads)[: 1 if self.extent.quick else None]
+
     def bound(self, name: str, cost: PrefillCost) -> float:
         """Rate that fills eight instances when every block is computed once."""
         return capacity_bound(self.workloads[name].requests, INSTANCES, cost)

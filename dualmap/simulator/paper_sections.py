@@ -43,7 +43,7 @@ def goodput(desk: Desk) -> Section:
     rows = [*jobs.bindings(), *jobs.published(), jobs.same_queue("min_ttft"), jobs.same_queue("preble")]
     rows += [*jobs.ceilings(), *(Trial(name, name, jobs.OURS) for name in desk.extent.peers)]
     if desk.extent.quick:
-        wanted = {*jobs.MAIN, "dualmap as built", "dualmap early binding", "dualmap_released"}
+        wanted = {*jobs.MAIN, "dualmap as built"}
         rows = [one for one in rows if one.label in wanted]
     asked = {name: desk.goodputs(name, rows, 0.9, fair=True) for name in desk.workloads}
     yield
@@ -62,7 +62,7 @@ def plain(desk: Desk) -> Section:
     rows = [jobs.trial("dualmap"), *(Trial(name, name, jobs.OURS) for name in ("min_ttft", "preble"))]
     rows += [jobs.same_queue("min_ttft"), *jobs.ceilings()]
     if desk.extent.quick:
-        rows = [one for one in rows if one.policy in {"dualmap", "min_ttft"}]
+        rows = [one for one in rows if one.label in {"dualmap", "min_ttft + slo queue"}]
     asked = {
         (name, target): desk.goodputs(name, rows, target, fair=False)
         for target in (0.9, 0.99)
@@ -107,7 +107,7 @@ def _goodput_lead(found: dict[str, GoodputFigure]) -> str:
 def shape(desk: Desk) -> Section:
     """Hit rate against balance, attainment against rate, keys."""
     trials = [jobs.trial("dualmap"), *jobs.published()]
-    shares = (0.7, 0.85) if desk.extent.quick else (0.6, 0.75, 0.85, 1.0)
+    shares = (0.85,) if desk.extent.quick else (0.6, 0.75, 0.85, 1.0)
     asked = {
         (name, share): desk.runs(name, trials, desk.rate(name, share)) for name in desk.workloads for share in shares
     }
@@ -139,7 +139,7 @@ def capacity(desk: Desk) -> Section:
     groups = {"own": [Trial(n, n, jobs.OURS) for n in names], "ours": [jobs.same_queue(n) for n in names]}
     shares = {"own": (0.75, 0.8, 0.85, 0.9, 1.0), "ours": (0.9, 1.0, 1.15, 1.3, 1.5, 1.75)}
     if desk.extent.quick:
-        shares = {"own": (0.8, 0.85, 0.9), "ours": (1.0, 1.3)}
+        shares = {"own": (0.85,), "ours": (1.3,)}
     asked = {
         (name, queue, share): desk.runs(name, [jobs.trial("dualmap"), *groups[queue]], desk.rate(name, share))
         for name in desk.workloads
@@ -209,7 +209,7 @@ def queues(desk: Desk) -> Section:
 
 
 def _near_the_limit(desk: Desk, name: str, title: str, trials: Sequence[Trial]) -> Section:
-    shares = dict(zip(desk.workloads, (0.9, 0.97), strict=False))
+    shares = dict(zip(desk.chosen, (0.9, 0.97), strict=False))
     asked = {one: desk.runs(one, trials, desk.rate(one, share)) for one, share in shares.items()}
     yield
     document = Document(name, title)
@@ -220,9 +220,8 @@ def _near_the_limit(desk: Desk, name: str, title: str, trials: Sequence[Trial]) 
 
 def mechanisms(desk: Desk) -> Section:
     """None, rebalance, pull, both, by age of state, routers and stalls."""
-    names = list(desk.workloads)[: 1 if desk.extent.quick else None]
     asked = {}
-    for name in names:
+    for name in desk.chosen:
         rate = desk.rate(name, 0.85)
         timetable = jobs.stalls(len(desk.workloads[name].requests) / rate, 8)
         for stalled, table in (("no", ()), ("yes", timetable)):
@@ -232,7 +231,7 @@ def mechanisms(desk: Desk) -> Section:
                     asked[name, stalled, poll_s, routers] = desk.runs(name, trials, rate)
     yield
     document = Document("mechanisms", "None, rebalance, pull, both: age of state, routers, stalls")
-    for name in names:
+    for name in desk.chosen:
         rows, data = [], {}
         for (workload, stalled, poll_s, routers), runs in asked.items():
             if workload == name:
@@ -274,7 +273,7 @@ def stale(desk: Desk) -> Section:
 
 def keys(desk: Desk) -> Section:
     """Start depth, and what heat is counted by."""
-    asked = {name: desk.runs(name, jobs.keys(), desk.rate(name, 0.88)) for name in desk.workloads}
+    asked = {name: desk.runs(name, jobs.keys(), desk.rate(name, 0.88)) for name in desk.chosen}
     yield
     document = Document("keys", "Start depth of the key, and what heat is counted by")
     for name, runs in asked.items():
@@ -286,8 +285,8 @@ def keys(desk: Desk) -> Section:
 def models(desk: Desk) -> Section:
     """The paper's second model."""
     trials = jobs.fourteen()
-    rates = {name: round(desk.bound(name, COST_14B) * 0.85, 3) for name in desk.workloads}
-    asked = {name: desk.runs(name, trials, rates[name]) for name in desk.workloads}
+    rates = {name: round(desk.bound(name, COST_14B) * 0.85, 3) for name in desk.chosen}
+    asked = {name: desk.runs(name, trials, rates[name]) for name in desk.chosen}
     yield
     document = Document("models", "The 14B cost: 0.127 ms a token")
     for name, runs in asked.items():
@@ -300,7 +299,7 @@ def decode(desk: Desk) -> Section:
     shares = (0.5,) if desk.extent.quick else (0.4, 0.5, 0.6)
     asked = {
         (name, share): desk.runs(name, jobs.decode_limited(), desk.rate(name, share))
-        for name in desk.workloads
+        for name in desk.chosen
         for share in shares
     }
     yield

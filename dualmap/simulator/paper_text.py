@@ -105,7 +105,10 @@ def write_index(
         ),
     ]
     if extent.quick:
-        lines += ["", "A quick call: short traces, so other figures than a full one; one seed, so 3 % are noise."]
+        lines += [
+            "",
+            "A quick call: short traces, so other figures than a full one; one seed, so 3 % are noise; some on one trace.",
+        ]
     if not extent.peers:
         lines += ["", "dynamo is not here: its package is not installed (`pip install 'dualmap[peers]'`)."]
     lines += ["", "| workload | requests | warm-up | bound req/s | hit ceiling |", "| --- | --- | --- | --- | --- |"]
