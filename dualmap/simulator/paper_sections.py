@@ -315,10 +315,10 @@ def decode(desk: Desk) -> Section:
 
 def elasticity(desk: Desk) -> Section:
     """4 to 8 to 4, and 8 to 16 to 32."""
-    name = next(iter(desk.workloads))
+    name, quick = next(iter(desk.workloads)), desk.extent.quick
     plans = [
-        (jobs.elasticity("4 to 8 to 4", 4, ((74.0, 4),), leave_s=250.0 if desk.extent.quick else 400.0), 0.62),
-        (jobs.elasticity("8 to 16 to 32", 8, ((60.0, 8), (130.0, 16))), 2.2),
+        (jobs.elasticity("4 to 8 to 4", 4, ((74.0, 4),), leave_s=150.0 if quick else 400.0), 0.62),
+        (jobs.elasticity("8 to 16 to 32", 8, ((15.0, 8), (35.0, 16)) if quick else ((60.0, 8), (130.0, 16))), 2.2),
     ]
     asked = [(one, desk.rate(name, share), desk.time_line(name, one, desk.rate(name, share))) for one, share in plans]
     yield

@@ -107,7 +107,7 @@ def write_index(
     if extent.quick:
         lines += [
             "",
-            "A quick call: short traces, so other figures than a full one; one seed, so 3 % are noise; some on one trace.",
+            "A quick call: short traces, one seed: other figures than a full one's; some sections on one trace.",
         ]
     if not extent.peers:
         lines += ["", "dynamo is not here: its package is not installed (`pip install 'dualmap[peers]'`)."]
