@@ -135,7 +135,15 @@ def _rebalance(console: Console, blocks: int) -> dict[str, Any]:
     with console.status("rebalance plans"):
         figures = [plans(8, 64, blocks, 100), plans(64, 64, blocks, 12)]
     table = Table(title="Rebalance plan, one round", title_justify="left")
-    for name in ("instances x waiting", "ms p50", "p99", "best", "ms a waiting request", "moves"):
+    for name in (
+        "instances x waiting",
+        "ms p50",
+        "p99",
+        "best",
+        "x look-ups and a sort",
+        "ms a waiting request",
+        "moves",
+    ):
         table.add_column(name, justify="right")
     for one in figures:
         table.add_row(*_plan_cells(one))
@@ -146,7 +154,15 @@ def _rebalance(console: Console, blocks: int) -> dict[str, Any]:
 def _plan_cells(plan: PlanFigures) -> Sequence[str]:
     each = plan.p50_ms / plan.listed
     name = f"{plan.instances} x {plan.waiting}"
-    return name, f"{plan.p50_ms:.2f}", f"{plan.p99_ms:.2f}", f"{plan.best_ms:.2f}", f"{each:.4f}", str(plan.moves)
+    return (
+        name,
+        f"{plan.p50_ms:.2f}",
+        f"{plan.p99_ms:.2f}",
+        f"{plan.best_ms:.2f}",
+        f"{plan.ratio:.2f}",
+        f"{each:.4f}",
+        str(plan.moves),
+    )
 
 
 def _memory(console: Console, blocks: int, count: int) -> dict[str, Any]:
