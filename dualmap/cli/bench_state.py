@@ -301,7 +301,7 @@ def _counter(text: str, name: str, label: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name) and label in line)
 
 
-def bench_state(
+def bench_state(  # noqa: PLR0917  (each is an option of the command)
     sizes: Annotated[str, typer.Option(help="Numbers of instances, separated by commas.")] = "8,64,256,1000",
     blocks: Annotated[int, typer.Option(min=1, max=1_000_000, help="Blocks held by each.")] = 9_362,
     changes: Annotated[float, typer.Option(min=0, max=10_000, help="Changed blocks a second and instance.")] = 40.0,
