@@ -6,7 +6,7 @@ import random
 import threading
 import time
 
-from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from dualmap.cli.bench_workload import POOL, Form, indexes, ring_of, samples, whole_state
 from dualmap.core.choose import ChooseOptions
@@ -31,10 +31,10 @@ def full_view(form: Form, instances: int = 8, blocks: int = 9_362) -> ClusterVie
     return view
 
 
-def servicer_over(view: ClusterView, tracer: trace.Tracer | None = None) -> RouterServicer:
+def servicer_over(view: ClusterView, provider: TracerProvider | None = None) -> RouterServicer:
     """The router's servicer as its app builds it."""
     metrics = RouterMetrics(POOL)
     sampler = HeatSampler(512, random.random)
     facts = RouterFacts(ROUTER_ID, POOL, ("default",), b"", ChooseOptions())
     decider = Decider(view, facts, metrics, sampler, random.random)
-    return RouterServicer(decider, RouteSpans(tracer) if tracer else None)
+    return RouterServicer(decider, RouteSpans(provider) if provider else None)

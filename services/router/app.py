@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from redis.asyncio import Redis
 
 from dualmap.rpc.admission import Admission
@@ -153,7 +154,8 @@ class App:
             self._shared_port,
             Queue(admission, decider.overloaded),
         )
-        spans = RouteSpans(telemetry.tracer("dualmap.router")) if telemetry.enabled else None
+        provider = telemetry.provider
+        spans = RouteSpans(provider) if isinstance(provider, TracerProvider) else None
         servicer = RouterServicer(decider, spans)
         streams = RouteStreams(servicer, self.metrics, settings.router.max_streams)
         server.add(lambda one, registrar: register(one, streams, registrar), servicer)

@@ -22,7 +22,7 @@ from dualmap.rpc.wire import sub_message
 from dualmap.v1 import router_pb2
 from services.router.decider import Decider
 from services.router.metrics import RouterMetrics
-from services.router.spans import RouteSpans, failed, routed, traceparent_of
+from services.router.spans import RouteSpans, failed, routed
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
 _WHAT_IF_FIELD = 2
@@ -79,16 +79,17 @@ class RouterServicer:
         return response
 
     def _traced(self, reader: Reader, call: DirectCall, spans: RouteSpans) -> bytes:
-        span = spans.start(call)
+        span, traceparent = spans.start(call)
         try:
-            answer, decision = self._decider.route(reader, traceparent_of(span))
+            answer, decision = self._decider.route(reader, traceparent)
         except DualMapError as error:
             failed(span, error.reason)
             raise
         except Exception as error:
             failed(span, type(error).__name__)
             raise
-        routed(span, reader.request_id(), decision, self._decider.scene().ring.epoch)
+        if span is not None:
+            routed(span, reader.request_id(), decision, self._decider.scene().ring.epoch)
         return answer
 
 

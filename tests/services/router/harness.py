@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
 from dualmap.core.choose import ChooseOptions
@@ -143,14 +144,16 @@ class Limits:
 
 
 @contextmanager
-def running_router(pool: Pool, limits: Limits | None = None, tracer: trace.Tracer | None = None) -> Iterator[Router]:
+def running_router(
+    pool: Pool, limits: Limits | None = None, provider: TracerProvider | None = None
+) -> Iterator[Router]:
     """Serve the pool's view until the block is left."""
     limits = limits or Limits()
     metrics = RouterMetrics("default")
     sampler = HeatSampler(limits.samples, lambda: 0.5)
     facts = RouterFacts(ROUTER_ID, "default", limits.models, b"", limits.options)
     decider = Decider(pool.view, facts, metrics, sampler, lambda: 0.5)
-    servicer = RouterServicer(decider, RouteSpans(tracer) if tracer else None)
+    servicer = RouterServicer(decider, RouteSpans(provider) if provider else None)
     streams = RouteStreams(servicer, metrics, limits.streams)
     registry = CollectorRegistry()
     registry.register(metrics)

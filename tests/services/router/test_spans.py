@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.services.router.harness import chain_of_blocks, pool_of, request, running_router
@@ -20,7 +21,7 @@ def test_a_route_is_a_span_under_the_clients_and_in_the_ticket() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with running_router(pool_of(2), tracer=provider.get_tracer("test")) as router:
+    with running_router(pool_of(2), provider=provider) as router:
         answer = router.route(request("r", chain_of_blocks(1, 4)), metadata=(("traceparent", PARENT),))
         with pytest.raises(grpc.RpcError):
             router.route(request("r", priority=7))
@@ -47,3 +48,22 @@ def test_without_traces_a_ticket_has_no_context() -> None:
     """Nothing is made up."""
     with running_router(pool_of(2)) as router:
         assert router.route(request("r", (1,)), metadata=(("traceparent", PARENT),)).ticket.traceparent == ""
+
+
+def test_a_route_that_is_not_sampled_says_so_in_its_ticket() -> None:
+    """The agent must not begin a trace of its own; and what was drawn for one trace names no other."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(0.25))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with running_router(pool_of(2), provider=provider) as router:
+        told = [router.route(request(f"r{number}", (1,))).ticket.traceparent for number in range(200)]
+        with pytest.raises(grpc.RpcError):
+            router.route(request("r", priority=7))
+
+    sampled = {parent.split("-")[1] for parent in told if parent.endswith("-01")}
+    recorded = {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans() if span.context is not None}
+    assert len({parent.split("-")[1] for parent in told}) == 200
+    assert 10 < len(sampled) < 120
+    assert sampled <= recorded
+    assert len(recorded - sampled) <= 1
+    assert all(len(parent) == 55 for parent in told)
