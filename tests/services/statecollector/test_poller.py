@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
@@ -172,3 +174,42 @@ async def test_a_big_index_is_taken_too(rig: Rig) -> None:
     assert stored is not None
     assert stored.head.kv_blocks == 100_000
     assert stored.head.kv_digest == rig.rank.index.digest
+
+
+class _Hasty(Poller):
+    """Every poll is over at once and wants the next in 105 ms."""
+
+    async def turn(self) -> float:
+        return 0.105
+
+
+class _Leaping:
+    """Time passes only by waiting; after ten waits it is over."""
+
+    def __init__(self) -> None:
+        self.at_s = 1_000.0037
+        self.begun_s: list[float] = []
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    async def wait(self, event: asyncio.Event, timeout_s: float) -> bool:
+        del event
+        self.at_s += timeout_s
+        self.begun_s.append(self.at_s)
+        return len(self.begun_s) == 10
+
+
+@pytest.mark.parametrize("tick_ms", [0, 10])
+async def test_polls_begin_at_ticks_and_no_rarer_for_it(rig: Rig, tick_ms: int) -> None:
+    """Several instances are polled at one waking; over some time the periods are those that were wanted."""
+    clock = _Leaping()
+    outside = Outside(rig.calls, rig.store, CollectorMetrics(CollectorRegistry(), "p"), clock)
+    settings = PollSettings(tick_ms=tick_ms, jitter=0.0)
+
+    await _Hasty(Target("a/0", rig.agent.address), settings, outside).run(asyncio.Event())
+
+    begun_s = clock.begun_s[1:]
+    if tick_ms:
+        assert all(abs(at_s * 100 - round(at_s * 100)) < 1e-6 for at_s in begun_s)
+    assert (begun_s[-1] - clock.begun_s[0]) / 9 == pytest.approx(0.105, abs=0.006)
