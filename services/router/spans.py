@@ -56,13 +56,13 @@ class RouteSpans:
         """A server span under the caller's, and the traceparent for the ticket; no span where it is not sampled.
 
         Built-in samplers judge a trace by its id, so one that nobody began is asked before a span is made: that is a
-        quarter of what the SDK takes to make a span that records nothing.
+        half of what the SDK takes to make a span that records nothing. Its flags: drawn at random, not sampled.
         """
         carrier = {key: str(value) for key, value in call.invocation_metadata() or () if key in _CARRIED}
         if not carrier:
             trace_id = self._ids.draw()
             if self._sampled(_NO_PARENT, trace_id, _NAME, _SERVER, _RPC).decision is _DROP:
-                return None, f"00-{trace_id:032x}-{self._ids.generate_span_id():016x}-00"
+                return None, f"00-{trace_id:032x}-{self._ids.generate_span_id():016x}-02"
         parent = _PROPAGATOR.extract(carrier, _NO_PARENT) if carrier else _NO_PARENT
         span = self._start(_NAME, parent, _SERVER, _RPC)
         return span if span.is_recording() else None, traceparent_of(span)
