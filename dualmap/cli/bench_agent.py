@@ -248,30 +248,39 @@ def http_url(service: RunningService) -> str:
 
 
 async def measure_streams(folder: Path, levels: Sequence[int], seconds: float) -> list[Row]:
-    """Direct, pumped, through one agent and relayed through two, level by level."""
+    """Direct, pumped, through one agent, and relayed through two, level by level.
+
+    Two clusters one after the other: what idles beside a measured one is in its times.
+    """
     rows: list[Row] = []
+    directly: dict[int, Streamed] = {}
+    alone_us: dict[int, float] = {}
     async with AgentBench(step_ms=1.0, token_us=0.0) as bench:
-        engine = await bench.engine(folder)
-        url = http_url(engine)
+        url = http_url(await bench.engine(folder))
         pump = await bench.pump(folder, url)
         alone = (await bench.cluster(url, instances=1)).services["agent-1"]
-        cluster = await bench.cluster(url, instances=2)
-        agents = [cluster.services[f"agent-{number}"] for number in (1, 2)]
         for streams in levels:
             load = Load.of(streams, seconds)
-            direct = (await stream_all(Target("direct", url), load))[""]
+            direct = directly[streams] = (await stream_all(Target("direct", url), load))[""]
             rows.append(row_of(load, "direct", direct, direct, 0.0))
             pumped = (await stream_all(Target("pump", http_url(pump), (pump.process.pid,)), load))[""]
             rows.append(row_of(load, "byte pump", pumped, direct, pumped.cpu_us_per_chunk))
             own = (await stream_all(Target("agent", http_url(alone), (alone.process.pid,)), load))[""]
+            alone_us[streams] = own.cpu_us_per_chunk
             rows.append(row_of(load, "agent", own, direct, own.cpu_us_per_chunk))
+    async with AgentBench(step_ms=1.0, token_us=0.0) as bench:
+        url = http_url(await bench.engine(folder))
+        cluster = await bench.cluster(url, instances=2)
+        agents = [cluster.services[f"agent-{number}"] for number in (1, 2)]
+        for streams in levels:
+            load = Load.of(streams, seconds)
             both = Target("agents", http_url(agents[0]), tuple(agent.process.pid for agent in agents))
             found = await stream_all(both, load, ("agent-2/0",))
             relayed, rest = found["agent-2/0"], found[""]
             # What was served where it came in cost as much as at the agent alone; the rest is the relayed ones'.
-            relayed.cpu_s = max(0.0, rest.cpu_s - rest.chunks * own.cpu_us_per_chunk / 1e6)
-            rows.append(row_of(load, "two agents", relayed, direct, relayed.cpu_us_per_chunk))
-    return rows
+            relayed.cpu_s = max(0.0, rest.cpu_s - rest.chunks * alone_us[streams] / 1e6)
+            rows.append(row_of(load, "two agents", relayed, directly[streams], relayed.cpu_us_per_chunk))
+    return sorted(rows, key=lambda row: row.streams)
 
 
 @dataclass(frozen=True, slots=True)
