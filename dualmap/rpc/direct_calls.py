@@ -29,8 +29,9 @@ _grpc: Any = import_module("grpc._server")
 cygrpc: Any = import_module("grpc._cython.cygrpc")
 _STARTED = _grpc._ServerStage.STARTED
 
-_TURN = 16
-"""Events taken while calls wait, before one of them is answered: what comes is seen, and what waits is served."""
+_TURN = 64
+"""Events taken while calls wait, before one of them is answered in any case. What has come must be seen before it is old:
+with 16, a flood that was refused more slowly than it came waited unseen for a second."""
 
 _AT_ONCE = 0.0
 """A deadline long past: what is there is taken and nothing waited for."""
