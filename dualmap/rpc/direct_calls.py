@@ -30,7 +30,7 @@ cygrpc: Any = import_module("grpc._cython.cygrpc")
 _STARTED = _grpc._ServerStage.STARTED
 
 _TURN = 64
-"""Events taken while calls wait, before one of them is answered in any case. What has come must be seen before it is old:
+"""Events taken while calls wait, before one of them is answered in any case. What came must be seen before it is old:
 with 16, a flood that was refused more slowly than it came waited unseen for a second."""
 
 _AT_ONCE = 0.0
