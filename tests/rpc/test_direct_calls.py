@@ -83,7 +83,7 @@ class Running:
 def running(echo: Echo | None = None, most: int = 256, grace_s: float = 5.0) -> Iterator[Running]:
     echo = echo or Echo()
     parts = Parts()
-    queue = Queue(Admission(most, burst_s=0.025), lambda waiting: Overloaded(50, f"{waiting} wait"))
+    queue = Queue(Admission(most, burst_s=60.0), lambda waiting: Overloaded(50, f"{waiting} wait"))
     settings = ServerSettings(max_message_bytes=10_000, drain_grace_s=grace_s)
     server = SyncServer(settings, parts.parts, threads=1, queue=queue)
     server.add(lambda one, registrar: registrar.add_direct(_SERVICE, {"Route": one.route}, {"RouteStream": one}), echo)
