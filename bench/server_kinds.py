@@ -49,10 +49,10 @@ class _Handlers(grpc.GenericRpcHandler):
         if not self._aio:
             return grpc.unary_unary_rpc_method_handler(act)
 
-        async def act_soon(raw: bytes, context: Any) -> bytes:
+        async def act_soon(raw: bytes, context: Any) -> Any:
             return act(raw, context)
 
-        return grpc.unary_unary_rpc_method_handler(act_soon)  # type: ignore[arg-type]
+        return grpc.unary_unary_rpc_method_handler(act_soon)
 
 
 def serve(kind: str) -> None:
