@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dualmap.simulator.goodput import SEEDS
 from dualmap.simulator.paper_desk import Extent
 from dualmap.simulator.report import Measures
 from dualmap.simulator.study import SCHEMA_VERSION, means
@@ -95,13 +96,13 @@ def write_index(
     extent: Extent,
 ) -> None:
     """The page that leads to the others: those of this call and of calls before it."""
-    seeds = ", ".join(str(seed) for seed in extent.seeds)
     lines = [
         "# What the decisions are worth, in virtual time",
         "",
         (
-            f"Made by `{command}`: Poisson arrivals, prompts cut to 20,480 tokens, 0.16 ms a token and 20 ms "
-            f"a prefill, TTFT objective 5 s, the warm-up not counted. Means over the seeds {seeds}; a range is theirs."
+            "Poisson arrivals, prompts cut to 20,480 tokens, 0.16 ms a token and 20 ms a prefill, TTFT objective 5 s, "
+            "the warm-up not counted. Each page names the call that made it; its figures are means over the seeds "
+            f"1 to --seeds ({len(SEEDS)} unless told), ranges are over them. The newest call: `{command}`."
         ),
     ]
     if extent.quick:
