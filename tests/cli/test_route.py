@@ -64,8 +64,7 @@ def test_fields_of_the_request_reach_the_router(run: Run, ids: str) -> None:
 def test_a_trace_is_named_with_its_link(run: Run, ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The router's trace id, and where Jaeger shows it."""
     monkeypatch.setenv("DUALMAP_JAEGER_URL", "http://jaeger.example:1/")
-    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
-    with running_router(pool_of(2), tracer=tracer) as router:
+    with running_router(pool_of(2), provider=TracerProvider(shutdown_on_exit=False)) as router:
         line = ("route", "--routers", address_of(router), "--tokens", ids, "--trace")
         _, out, err = run(*line, "--json")
         said = json.loads(out)
