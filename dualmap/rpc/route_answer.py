@@ -12,30 +12,16 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from dualmap.core.choose import Candidate, Decision
 from dualmap.core.membership import Member
+from dualmap.runtime.varint import varint
 from dualmap.v1 import router_pb2, types_pb2
 
 _DOUBLE = struct.Struct("<d").pack
 _FIXED64 = struct.Struct("<Q").pack
-_SHORT = tuple(bytes((number,)) for number in range(128))
 
 _RESPONSE = router_pb2.RouteResponse.DESCRIPTOR.fields_by_name
 _TICKET = types_pb2.Ticket.DESCRIPTOR.fields_by_name
 _PROMISE = types_pb2.Promise.DESCRIPTOR.fields_by_name
 _VARINT, _EIGHT_BYTES, _LENGTH = 0, 1, 2
-
-
-def varint(number: int) -> bytes:
-    """A number below 2^64 as the wire has it."""
-    if number < 0x80:
-        return _SHORT[number]
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 def _tags(fields: Mapping[str, FieldDescriptor], kind: int, *names: str) -> tuple[bytes, ...]:

@@ -16,6 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
 
+from dualmap.runtime.varint import ONE_BYTE, varint
+
 _DOUBLE = struct.Struct("<d").pack
 _TIMES = struct.Struct("<BQBQ").pack
 _KINDS = {SpanKind.INTERNAL: 1, SpanKind.SERVER: 2, SpanKind.CLIENT: 3, SpanKind.PRODUCER: 4, SpanKind.CONSUMER: 5}
@@ -80,7 +82,7 @@ def _span(span: ReadableSpan) -> bytes:
         parts += (b"\x22\x08", parent.span_id.to_bytes(8, "big"))
         if parent.is_remote:
             flags |= _IS_REMOTE
-    parts += (_named(span.name), b"\x30", _SHORT[_KINDS[span.kind]], _TIMES(_START, start, _END, end))
+    parts += (_named(span.name), b"\x30", ONE_BYTE[_KINDS[span.kind]], _TIMES(_START, start, _END, end))
     # The public view looks each attribute up under a lock.
     held = getattr(span, "_attributes", None)
     _add_attributes(parts, getattr(held, "_dict", None) or span.attributes or {})
@@ -88,7 +90,7 @@ def _span(span: ReadableSpan) -> bytes:
     if status.description:
         said = _sized(b"\x12", status.description.encode())
     if status.status_code.value:
-        said += b"\x18" + _SHORT[status.status_code.value]
+        said += b"\x18" + ONE_BYTE[status.status_code.value]
     parts += (_sized(_STATUS, said), b"\x85\x01", flags.to_bytes(4, "little"))
     return b"".join(parts)
 
@@ -117,29 +119,15 @@ def _text(key: str, value: str) -> bytes:
 
 
 def _number(key: str, value: int) -> bytes:
-    return _attribute(key, b"\x18" + _varint(value & _MASK))
+    return _attribute(key, b"\x18" + varint(value & _MASK))
 
 
 _known_text = lru_cache(maxsize=4096)(_text)
 _known_number = lru_cache(maxsize=4096)(_number)
 
 
-_SHORT = tuple(bytes((number,)) for number in range(128))
-
-
-def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return _SHORT[number]
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
 def _sized(tag: bytes, content: bytes) -> bytes:
-    return tag + _varint(len(content)) + content
+    return tag + varint(len(content)) + content
 
 
 @lru_cache(maxsize=1024)

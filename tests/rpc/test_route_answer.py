@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dualmap.core.choose import Candidate, Decision, Reason
 from dualmap.core.membership import InstanceState, Member
-from dualmap.rpc.route_answer import AnswerWriter, streamed_answer, varint
+from dualmap.rpc.route_answer import AnswerWriter, streamed_answer
+from dualmap.runtime.varint import varint
 from dualmap.v1 import router_pb2
 from dualmap.v1.types_pb2 import InstanceAddress, Promise, Ticket
 
