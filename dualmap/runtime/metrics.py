@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 from dualmap.runtime.health import Health
@@ -27,6 +27,19 @@ def new_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def count_by_reason(counter: Counter, pool: str) -> Callable[[str], None]:
+    """Counts by reason; a series is looked up once, as that costs more than to count. For a fixed set of reasons."""
+    known: dict[str, Counter] = {}
+
+    def count(reason: str) -> None:
+        series = known.get(reason)
+        if series is None:
+            series = known[reason] = counter.labels(pool=pool, reason=reason)
+        series.inc()
+
+    return count
 
 
 class Exposition:

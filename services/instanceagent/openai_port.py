@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from uuid import uuid4
 
-from prometheus_client import Counter
-
 from dualmap.client.routers import Routers
 from dualmap.runtime.clock import Clock
+from dualmap.runtime.metrics import count_by_reason
 from services.instanceagent.agent import Agent
 from services.instanceagent.front_door import DoorParts, FrontDoor
 from services.instanceagent.handover import Handovers
@@ -52,7 +50,7 @@ async def serve_openai(stack: AsyncExitStack, settings: Settings, given: OpenAiP
         prompts,
         names,
         clock,
-        count=_counted(metrics.front_door, pool),
+        count=count_by_reason(metrics.front_door, pool),
         route_within_s=route_within_s,
     )
     door = FrontDoor(agent, given.handovers, door_parts)
@@ -70,19 +68,6 @@ async def serve_openai(stack: AsyncExitStack, settings: Settings, given: OpenAiP
         names=names,
         clock=clock,
         new_id=lambda: f"http-{uuid4().hex}",
-        count=_counted(metrics.http_answers, pool),
+        count=count_by_reason(metrics.http_answers, pool),
     )
     return await stack.enter_async_context(HttpPort(options, parts))
-
-
-def _counted(counter: Counter, pool: str) -> Callable[[str], None]:
-    """Counts by reason; a series is looked up once, as that costs more than to count."""
-    known: dict[str, Counter] = {}
-
-    def count(reason: str) -> None:
-        series = known.get(reason)
-        if series is None:
-            series = known[reason] = counter.labels(pool=pool, reason=reason)
-        series.inc()
-
-    return count

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from dualmap.runtime.metrics import count_by_reason
+
 _POLL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -50,26 +52,19 @@ class CollectorMetrics:
         self._feed_failures = Counter(
             "dualmap_collector_feed_failures", "Times the changes could not be read.", ["pool"], registry=registry
         )
-        # Looking a series up costs more than counting, and these are counted at each poll.
-        self._polls_by: dict[str, Counter] = {}
-        self._writes_by: dict[str, Counter] = {}
+        self._count_poll = count_by_reason(self._polls, pool)
+        self._count_write = count_by_reason(self._writes, pool)
         self._seconds_here = self._seconds.labels(pool=pool)
 
     def polled(self, reason: str, seconds: float | None = None) -> None:
         """A poll ended; ``seconds`` unless the agent held it."""
-        series = self._polls_by.get(reason)
-        if series is None:
-            series = self._polls_by[reason] = self._polls.labels(pool=self.pool, reason=reason)
-        series.inc()
+        self._count_poll(reason)
         if seconds is not None:
             self._seconds_here.observe(seconds)
 
     def wrote(self, reason: str) -> None:
         """A write ended."""
-        series = self._writes_by.get(reason)
-        if series is None:
-            series = self._writes_by[reason] = self._writes.labels(pool=self.pool, reason=reason)
-        series.inc()
+        self._count_write(reason)
 
     def lied(self, reason: str) -> None:
         """An agent contradicted itself."""
