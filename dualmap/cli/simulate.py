@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from dualmap.cli import simulate_options as given
-from dualmap.simulator.goodput import SEEDS, GoodputFigure, Trial, goodputs, worker_pool
+from dualmap.simulator.goodput import SEEDS, START_SHARE, GoodputFigure, Trial, goodputs, worker_pool
 from dualmap.simulator.registry import PEERS, installed
 from dualmap.simulator.report import Measures
 from dualmap.simulator.study import (
@@ -232,7 +232,7 @@ def goodput(  # noqa: PLR0917 - options of a command
     names = given.policy_names(policies)
     given.check_choosing(names, select, choices, escape)
     trials = [Trial(name, name, options) for name in names]
-    start = limits["bound"] * 0.8
+    start = limits["bound"] * START_SHARE
     with worker_pool((workload,), workers) as pool, _progress(len(trials) * seeds, "bisections") as bar:
         figures = goodputs(
             pool,

@@ -17,12 +17,15 @@ from dualmap.simulator.cluster import RunResult, run_cluster
 from dualmap.simulator.options import ClusterOptions
 from dualmap.simulator.registry import policy_named
 from dualmap.simulator.report import Measures, measure, time_line
-from dualmap.simulator.requests import chains_of, sim_requests
+from dualmap.simulator.requests import SimRequest, chains_of, sim_requests
 from dualmap.simulator.trace import TraceRequest
 from dualmap.simulator.verdict import Verdict
 
 SEEDS = (1, 2, 3, 4, 5)
 TOLERANCE = 0.01
+START_SHARE = 0.8
+"""First guess of a bisection as a share of the bound."""
+
 _WIDEST = 64.0
 
 
@@ -53,11 +56,16 @@ def load_workloads(workloads: Sequence[Workload]) -> None:
         _LOADED[workload.name] = (workload, chains_of(workload.requests))
 
 
-def run_at(workload_name: str, trial: Trial, rate: float, seed: int) -> RunResult:
-    """One run with Poisson arrivals; the workload must have been loaded in this process."""
+def requests_at(workload_name: str, trial: Trial, rate: float, seed: int) -> list[SimRequest]:
+    """A run's requests, with Poisson arrivals; the workload must have been loaded in this process."""
     workload, chains = _LOADED[workload_name]
     arrived = poisson_arrivals(workload.requests, rate, seed)
-    requests = sim_requests(arrived, chains, trial.options.ttft_slo_s)
+    return sim_requests(arrived, chains, trial.options.ttft_slo_s)
+
+
+def run_at(workload_name: str, trial: Trial, rate: float, seed: int) -> RunResult:
+    """One run of them to its end."""
+    requests = requests_at(workload_name, trial, rate, seed)
     return run_cluster(requests, policy_named(trial.policy), trial.options)
 
 
@@ -70,11 +78,10 @@ def attains_at(  # noqa: PLR0917 - one row of a table
     workload_name: str, trial: Trial, rate: float, seed: int, target: float, fair: bool
 ) -> bool:
     """Whether one run attains ``target``; played only as long as that is open."""
-    workload, chains = _LOADED[workload_name]
-    arrived = poisson_arrivals(workload.requests, rate, seed)
-    requests = sim_requests(arrived, chains, trial.options.ttft_slo_s)
+    warmup = _LOADED[workload_name][0].warmup
+    requests = requests_at(workload_name, trial, rate, seed)
     final = all(entry.happening != "fail" for entry in trial.options.timetable)
-    verdict = Verdict(requests, workload.warmup, target, fair=fair, final=final)
+    verdict = Verdict(requests, warmup, target, fair=fair, final=final)
     answer: bool | None = None
 
     def decided(now_s: float) -> bool:
@@ -84,7 +91,7 @@ def attains_at(  # noqa: PLR0917 - one row of a table
 
     result = run_cluster(requests, policy_named(trial.policy), trial.options, decided)
     if answer is None:
-        found = measure(result, workload.warmup)
+        found = measure(result, warmup)
         answer = (found.fair_attainment if fair else found.attainment) >= target
     return answer
 

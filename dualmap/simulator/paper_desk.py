@@ -10,14 +10,12 @@ from typing import Any
 
 from dualmap.core.state import PrefillCost
 from dualmap.simulator.arrivals import capacity_bound
-from dualmap.simulator.goodput import SEEDS, GoodputFigure, Trial, Workload
+from dualmap.simulator.goodput import SEEDS, START_SHARE, GoodputFigure, Trial, Workload
 from dualmap.simulator.kept import Job, Runner
 from dualmap.simulator.options import COST_7B
 from dualmap.simulator.report import Measures
 
 INSTANCES = 8
-START_SHARE = 0.8
-"""First guess of a bisection as a share of the bound, as `dualmap simulate goodput` has it."""
 
 Asked = dict[str, list[Future[Any]]]
 
